@@ -1,13 +1,16 @@
-"""Measure FLUX.1-dev's true shape with random weights on one GPU: what a forward evaluation costs, and what makes it cheaper.
+"""Measure a forward evaluation of FLUX.1-dev's true shape with random weights on one GPU.
 
     python -m benchmarks.flux [--batches 1 2 4 8 12] [--iteration] [--json]
 
 Prints, all from one run:
-- the bf16 matrix peak, milliseconds per forward evaluation for each batch size, and their share of that peak;
+- the bf16 matrix peak, milliseconds per forward evaluation by batch size, and their share of the
+  peak;
 - what a call allocates, and what `g2rpo plan` expects;
-- what compiled blocks, attention backends and fp8 layers gain, and how far they move velocities, log-probabilities and latents;
-- the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members), by the measured rate or (--iteration) by
-  running its rollout.
+- what compiled blocks, attention backends and fp8 layers gain, and how far they move velocities,
+  log-probabilities and latents;
+- the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members), by the
+  measured rate or (--iteration) by running its rollout.
+
 `--size tiny --device cpu` runs the same code on any machine.
 """
 
@@ -64,7 +67,7 @@ BACKENDS = {
 
 
 def found_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
-    """Return the device of this name, prepared; end in one line if it is a GPU and torch finds none."""
+    """Return a prepared device; exit in one line if torch finds no such GPU."""
     device = prepare(torch.device(name))
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.exit(
@@ -91,7 +94,7 @@ def timed(device: torch.device, work: Callable[[], T]) -> tuple[T, float]:
 def make_policy(
     size: str, device: torch.device, lora: LoraSettings | None = None, quantized: Kind | None = None
 ) -> tuple[Policy, Conditioning]:
-    """Make a policy of true shape with random bf16 weights on the device, and the random encoding of one prompt.
+    """Make a policy of true shape with random bf16 weights, and one random encoding.
 
     lora: an adapter that trains; quantized: how the frozen weights are kept.
     """
@@ -110,7 +113,7 @@ def make_policy(
 
 
 class Fp8Linear(torch.nn.Module):
-    """A linear layer whose product runs in float8 (e4m3), with one scale for each row of input and weight."""
+    """Linear layer with a float8 (e4m3) product, one scale for each row of input and weight."""
 
     def __init__(self, linear: torch.nn.Linear):
         super().__init__()
@@ -158,7 +161,10 @@ def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torc
 def drift(
     policy: Policy, exact: Velocity, other: Velocity, context: Callable = contextlib.nullcontext
 ) -> dict[str, float]:
-    """Return how far a velocity is from the exact one: relative error, |ratio - 1| of a Flow-SDE step, and latents after an ODE.
+    """Compare a velocity with the exact one.
+
+    Returns its relative error, |ratio - 1| of a Flow-SDE step, and the relative error of
+    latents after an ODE.
 
     context: of the calls of the other velocity alone.
     """
@@ -209,7 +215,7 @@ class Bench:
         )
 
     def measure_variants(self, batches: list[int]) -> None:
-        """Measure the eager model, attention backends, compiled blocks and fp8 layers, as far as the device has them."""
+        """Measure eager, attention backends, compiled and fp8 blocks, where the device has them."""
         cuda, largest, weights = self.device.type == "cuda", max(batches), self.policy.transformer
         self.measure("eager", self.exact, batches)
         for name, backend in BACKENDS.items() if cuda else ():
@@ -232,7 +238,7 @@ class Bench:
     def measure(
         self, label: str, field: Velocity, batches: list[int], context=contextlib.nullcontext
     ) -> None:
-        """Measure time and memory of a velocity by batch size, and its distance from the exact one."""
+        """Measure time and memory by batch size, and the distance from the exact velocity."""
         rows = {}
         for batch in batches:
             with context():

@@ -1,12 +1,13 @@
-"""Measure what a GPU machine should tell first, with random weights at FLUX.1-dev's true size: nothing is downloaded.
+"""Measure on a GPU what to know first, with random weights at FLUX.1-dev's true size.
 
-    make gpu-first          # or python -m benchmarks.gpu_first [--profile NAME] [--deterministic] [--size tiny --device cpu]
+    make gpu-first
+    python -m benchmarks.gpu_first [--profile NAME] [--deterministic] [--size tiny --device cpu]
 
-One table, in this order: how far the number of rows in a call moves a velocity, and what a row then
-costs; an iteration of a profile with a LoRA: its memory, seconds and share of the peak beside what
-`g2rpo plan` says; whether the same iteration gives the same bits twice; how far half precision
-moves scores of HPS-v2.1's architecture. It is also written to .cache/gpu_first.md. The profile is
-flux_smoke, or, where that does not fit the GPU, flux_lora_24gb, whose frozen weights have 4 bits.
+Prints one table, in this order: how far the number of rows in a call moves a velocity, and what a
+row then costs; an iteration of a profile with a LoRA: its memory, seconds and share of the peak
+beside what `g2rpo plan` says; whether the same iteration gives the same bits twice; how far half
+precision moves scores of HPS-v2.1's architecture. It is also written to .cache/gpu_first.md. The
+profile is flux_smoke, or flux_lora_24gb (frozen weights of 4 bits) where that does not fit.
 """
 
 import argparse
@@ -56,23 +57,16 @@ Row = tuple[str, str, str]  # what, as measured, as planned
 
 @torch.no_grad()
 def by_rows(policy: Policy, conditioning: Conditioning) -> Iterator[Row]:
-    """Yield by the number of rows in a call: how far a latent's velocity is from that of a call with it alone, and a row's seconds."""
+    """Yield a latent's velocity error and seconds by the rows of a call, relative to 1 row."""
     field, arguments = policy.velocity(conditioning), inputs(policy, max(ROWS))
     call = lambda count: field(*(each[:count] for each in arguments))[0]
     alone, first = call(1), median_seconds(lambda: call(1), policy.device, WARM)
     for count in ROWS[1:]:
         difference = ((call(count) - alone).norm() / alone.norm()).item()
         seconds = median_seconds(lambda count=count: call(count), policy.device, WARM)
-        yield (
-            f"velocity in a call of {count} rows: relative difference to 1 row",
-            f"{difference:.1e}",
-            "0",
-        )
-        yield (
-            f"a row's seconds in a call of {count} rows: ratio to 1 row",
-            f"{seconds / count / first:.2f}",
-            "1",
-        )
+        where, ratio = f"in a call of {count} rows", seconds / count / first
+        yield f"velocity {where}: relative difference to 1 row", f"{difference:.1e}", "0"
+        yield f"a row's seconds {where}: ratio to 1 row", f"{ratio:.2f}", "1"
 
 
 def make_scorer(size: str, device: torch.device) -> CosineScore:
@@ -89,7 +83,7 @@ def make_scorer(size: str, device: torch.device) -> CosineScore:
 
 
 def fitting_profile(device: torch.device) -> str:
-    """Return the first of PROFILES that fits the device by the plan, or the last one; for a CPU the first one."""
+    """Return the first of PROFILES that fits the device by the plan, or the last one."""
     if device.type == "cpu":
         return PROFILES[0]
     machines = Machines(1, torch.cuda.get_device_properties(device).total_memory / GIB)
@@ -109,42 +103,30 @@ def make_trainer(
     scorer: CosineScore,
     folder: Path,
 ) -> Trainer:
-    """Make the profile's trainer of G²RPO on the policy's weights and LoRA, with prompts that all have one random encoding."""
+    """Make the profile's trainer of G²RPO on this policy; prompts share one random encoding."""
     run = profile.run("g2rpo")
     smaller = TINY if size == "tiny" else ({}, {})
     sampling, training = (
         section.model_copy(update=change)
         for section, change in zip((run.sampling, run.training), smaller)
     )
-    policy = Policy(
-        policy.architecture,
-        policy.transformer,
-        policy.vae,
-        sampling.height,
-        sampling.width,
-        sampling.guidance,
-        policy.dtype,
-        policy.device,
-    )
-    prompts = [
-        Prompt(str(number), f"a photo of {number} cats", "")
-        for number in range(training.prompts_per_iteration)
-    ]
+    size_and_guidance = (sampling.height, sampling.width, sampling.guidance)
+    models = (policy.architecture, policy.transformer, policy.vae)
+    policy = Policy(*models, *size_and_guidance, policy.dtype, policy.device)
+    count = training.prompts_per_iteration
+    prompts = [Prompt(str(number), f"a photo of {number} cats", "") for number in range(count)]
     one = Conditioning({name: tensor[0].cpu() for name, tensor in conditioning.tensors.items()})
-    write(
-        folder, prompts, lambda part: ((prompt, one) for prompt in part), "bfloat16", len(prompts)
-    )
-    return Trainer(
-        replace(run, sampling=sampling, training=training),
-        policy,
-        EmbeddingStore(folder),
-        dict.fromkeys(training.rewards, scorer),
-        0,
-    )
+    write(folder, prompts, lambda part: ((prompt, one) for prompt in part), "bfloat16", count)
+    rewards = dict.fromkeys(training.rewards, scorer)
+    run = replace(run, sampling=sampling, training=training)
+    return Trainer(run, policy, EmbeddingStore(folder), rewards, 0)
 
 
 def iterations(trainer: Trainer, profile: Profile, size: str) -> Iterator[Row]:
-    """Run the first iteration twice from the same state; yield its memory, seconds, share of the peak, and how far both ends are apart."""
+    """Run the first iteration twice from one state.
+
+    Yields memory, seconds, share of the peak, and how far both ends are apart.
+    """
     device, share, ends = trainer.policy.device, share_of_peak(trainer), []
     plan = make_plan(profile, "g2rpo", Machines(1, 79.0)) if size == "flux" else None
     start = [parameter.detach().clone() for parameter in trainer.parameters]
@@ -159,48 +141,46 @@ def iterations(trainer: Trainer, profile: Profile, size: str) -> Iterator[Row]:
     # A row of scores has one set of weights here, and two in the plan
     if peak := peak_bytes(device):
         allocated, reserved = (size / GIB for size in peak)
-        planned = (
-            f"{plan.memory_total_gib - RESERVE_GIB - plan.memory_gib['rewards'] / 2:.1f}"
-            if plan
-            else "-"
-        )
-        yield (
-            "GiB allocated at most in an iteration",
-            f"{allocated:.1f} ({reserved:.1f} reserved)",
-            planned,
-        )
-    yield (
-        "seconds of an iteration, the second time",
-        f"{seconds:.1f}",
-        f"{plan.seconds_per_iteration:.1f}" if plan else "-",
-    )
+        gib = plan and plan.memory_total_gib - RESERVE_GIB - plan.memory_gib["rewards"] / 2
+        measured = f"{allocated:.1f} ({reserved:.1f} reserved)"
+        yield "GiB allocated at most in an iteration", measured, f"{gib:.1f}" if plan else "-"
+    planned = f"{plan.seconds_per_iteration:.1f}" if plan else "-"
+    yield "seconds of an iteration, the second time", f"{seconds:.1f}", planned
     mfu = share(START, {**record, "seconds": seconds}) if share else None
-    yield (
-        "share of the peak over the whole iteration",
-        "-" if mfu is None else f"{mfu:.2f}",
-        "0.4 of transformer calls",
-    )
-    apart = (ends[0] - ends[1]).abs().max().item()
-    yield (
-        "the same iteration twice: largest difference of weights",
-        f"{apart:.1e}",
-        "0 with numerics: deterministic",
-    )
+    measured = "-" if mfu is None else f"{mfu:.2f}"
+    yield "share of the peak over the whole iteration", measured, "0.4 of transformer calls"
+    apart = f"{(ends[0] - ends[1]).abs().max().item():.1e}"
+    twice = "the same iteration twice: largest difference of weights"
+    yield twice, apart, "0 with numerics: deterministic"
 
 
 @torch.no_grad()
 def half_scores(scorer: CosineScore, device: torch.device) -> Iterator[Row]:
-    """Yield how far scores of random images move when they are computed in half precision, as the published package does on CUDA."""
+    """Yield how far half precision moves scores, as the published package has it on CUDA."""
     images = torch.rand(16, 3, 256, 256, generator=torch.Generator().manual_seed(0)).to(device)
     texts = [f"a photo of {number} cats" for number in range(len(images))]
     whole = scorer(images, texts)
     with torch.autocast(device.type, torch.float16 if device.type == "cuda" else torch.bfloat16):
         half = scorer(images, texts)
-    yield (
-        "HPS-v2.1's architecture in half precision: largest difference of a score",
-        f"{(half.float() - whole).abs().max().item():.1e}",
-        "-",
-    )
+    apart = f"{(half.float() - whole).abs().max().item():.1e}"
+    yield "HPS-v2.1's architecture in half precision: largest difference of a score", apart, "-"
+
+
+def rows(args: argparse.Namespace, device: torch.device, folder: Path) -> Iterator[Row]:
+    """Measure everything, one row of the table after the other."""
+    chosen = args.profile or fitting_profile(device)
+    profile = load_profile(profile_path(chosen))
+    run = profile.run("g2rpo")
+    where = f"{describe(device)}, torch {torch.__version__}, {args.size}, {chosen}"
+    yield where, "measured", "planned"
+    yield "---", "---", "---"
+    torch.manual_seed(0)
+    policy, conditioning = make_policy(args.size, device, run.training.lora, run.sampling.quantize)
+    yield from by_rows(policy, conditioning)
+    scorer = make_scorer(args.size, device)
+    trainer = make_trainer(profile, args.size, policy, conditioning, scorer, folder)
+    yield from iterations(trainer, profile, args.size)
+    yield from half_scores(scorer, device)
 
 
 def main() -> None:
@@ -208,60 +188,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", choices=SIZES, default="flux")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument(
-        "--json", action="store_true", help="also print the rows as JSON, on the last line"
-    )
-    parser.add_argument(
-        "--deterministic",
-        action="store_true",
-        help="with numerics: deterministic, to compare bits and seconds",
-    )
-    parser.add_argument(
-        "--profile",
-        choices=PROFILES,
-        help="whose iteration is run (default: the first that fits this GPU)",
-    )
+    option = parser.add_argument
+    option("--size", choices=SIZES, default="flux")
+    option("--device", default="cuda")
+    option("--json", action="store_true", help="also print the rows as JSON, on the last line")
+    option("--deterministic", action="store_true", help="numerics: deterministic, to compare bits")
+    option("--profile", choices=PROFILES, help="of the iteration (default: the first that fits)")
     args = parser.parse_args()
     if args.deterministic:
         use_deterministic()
     device = found_device(parser, args.device)
-    chosen = args.profile or fitting_profile(device)
-    profile = load_profile(profile_path(chosen))
-    run = profile.run("g2rpo")
     OUT.parent.mkdir(parents=True, exist_ok=True)
     with OUT.open("w") as file, tempfile.TemporaryDirectory() as folder:
-        shown: list[Row] = []
-
-        def show(row: Row) -> None:
+        shown = []
+        for row in rows(args, device, Path(folder)):
             shown.append(row)
             for stream in (file, None):
                 print(f"| {' | '.join(row)} |", file=stream, flush=True)
-
-        show(
-            (
-                f"{describe(device)}, torch {torch.__version__}, {args.size}, {chosen}",
-                "measured",
-                "planned",
-            )
-        )
-        show(("---", "---", "---"))
-        torch.manual_seed(0)
-        policy, conditioning = make_policy(
-            args.size, device, run.training.lora, run.sampling.quantize
-        )
-        for row in by_rows(policy, conditioning):
-            show(row)
-        scorer = make_scorer(args.size, device)
-        for row in iterations(
-            make_trainer(profile, args.size, policy, conditioning, scorer, Path(folder)),
-            profile,
-            args.size,
-        ):
-            show(row)
-        for row in half_scores(scorer, device):
-            show(row)
     if args.json:
         print(json.dumps(shown))
 

@@ -1,11 +1,11 @@
-"""Measure on one GPU, in as many calls as it takes, what this project has to show there; nothing is downloaded.
+"""Measure on one GPU all that README.md says of it, in as many calls as it takes.
 
-    python -m benchmarks.gpu_hour --minutes 8 --out FOLDER [--from STEP] [--only STEP ...] [--size
-    tiny --device cpu]
+    python -m benchmarks.gpu_hour --minutes 8 --out FOLDER [--from STEP] [--only STEP ...]
+    [--size tiny --device cpu]
 
-Steps run in the order of their value, each in a process of its own. FOLDER gets a JSON file of each
-as soon as it is done, and a log; what is done is not done again, and a step that would not end in
-time is not begun. `--list` prints the steps.
+Nothing is downloaded. Steps run in the order of their value, each in a process of its own. FOLDER
+gets a log and a JSON file of each step that is done. Steps that are done, or would not end in time,
+are skipped. `--list` prints the steps.
 """
 
 import argparse
@@ -51,35 +51,23 @@ class Step:
 
 def steps() -> list[Step]:
     """Return all steps, the most valuable first."""
-    small = [
-        Step(f"base-{base}", 250, ("benchmarks.gpu_steps", "base", str(base)), beside=True)
-        for base in BASES
-    ]
+    of = lambda *words: ("benchmarks.gpu_steps", *map(str, words))
+    beside = {"beside": True}
+    small = [Step(f"base-{base}", 250, of("base", base), **beside) for base in BASES]
     small += [
-        Step(name, seconds, ("benchmarks.gpu_steps", name), beside=True)
-        for name, seconds in (("compiled", 410), ("card", 160))
+        Step("compiled", 410, of("compiled"), **beside),
+        Step("card", 160, of("card"), **beside),
     ]
     for methods, seconds in ((EQUAL_ITERATIONS, 190), (EQUAL_COMPUTE, 400)):
-        small += [
-            Step(
-                f"{method}-{base}",
-                seconds,
-                ("benchmarks.gpu_steps", "run", str(base), method),
-                f"base-{base}",
-                beside=True,
-                resumes=True,
-            )
-            for method in methods
-            for base in BASES
-        ]
+        for method in methods:
+            small += [
+                Step(
+                    f"{method}-{base}", seconds, of("run", base, method), f"base-{base}", True, True
+                )
+                for base in BASES
+            ]
     small += [
-        Step(
-            f"base_scores-{base}",
-            30,
-            ("benchmarks.gpu_steps", "scores", str(base)),
-            f"base-{base}",
-            beside=True,
-        )
+        Step(f"base_scores-{base}", 30, of("scores", base), f"base-{base}", **beside)
         for base in BASES
     ]
     return [
@@ -92,7 +80,7 @@ def steps() -> list[Step]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a process that imports this checkout's modules, wherever it works."""
+    """Return the environment of a process that imports this checkout from anywhere."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -136,31 +124,23 @@ class Runner:
             left = self.deadline - time.monotonic()
             if step.needs and not self.done(step.needs):
                 self.say(f"{step.name}: not begun, because {step.needs} is not done")
-            elif left < (
-                RESUMES if step.resumes else step.seconds if self.size == "flux" else TINY_SECONDS
-            ):
+            elif left < (RESUMES if step.resumes else self.seconds(step)):
                 self.say(f"{step.name}: not begun, with {left:.0f} seconds left")
             else:
                 self.start(step, left)
         finally:
             self.open.discard(step.name)
 
+    def seconds(self, step: Step) -> float:
+        return step.seconds if self.size == "flux" else TINY_SECONDS
+
     def start(self, step: Step, left: float) -> None:
         """Run a step's process, for so many seconds at most, and write what its last line says."""
         log, failed = (self.folder / f"{step.name}.{kind}" for kind in ("log", "failed"))
         failed.unlink(missing_ok=True)
         module, *words = step.words
-        command = [
-            sys.executable,
-            "-m",
-            module,
-            *words,
-            "--size",
-            self.size,
-            "--device",
-            self.device,
-            "--json",
-        ]
+        command = [sys.executable, "-m", module, *words, "--json"]
+        command += ["--size", self.size, "--device", self.device]
         if module == "benchmarks.gpu_steps":
             command += ["--home", str(self.folder / "work")]
         start = time.monotonic()
@@ -207,7 +187,7 @@ class Runner:
 
 
 def has_cuda() -> bool:
-    """Return whether torch finds a GPU; asked in another process, so that this one takes no memory of it."""
+    """Return whether torch finds a GPU, by a process that then frees its memory."""
     code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
@@ -218,33 +198,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [step.name for step in steps()]
-    parser.add_argument(
-        "--minutes", type=float, default=8.0, help="until the last step must have ended"
-    )
-    parser.add_argument("--out", type=Path, default=Path(".cache", "gpu_hour"))
-    parser.add_argument(
-        "--from",
-        dest="first",
-        choices=names,
-        metavar="STEP",
-        help="leave out the steps before this one",
-    )
-    parser.add_argument(
-        "--only", nargs="+", choices=names, metavar="STEP", help="these steps alone"
-    )
-    parser.add_argument("--size", choices=("flux", "tiny"), default="flux")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--list",
-        action="store_true",
-        help="print the steps and the seconds that they take on an H100",
-    )
+    one = {"choices": names, "metavar": "STEP"}
+    option = parser.add_argument
+    option("--minutes", type=float, default=8.0, help="until the last step must have ended")
+    option("--out", type=Path, default=Path(".cache", "gpu_hour"))
+    option("--from", dest="first", help="leave out the steps before this one", **one)
+    option("--only", nargs="+", help="these steps alone", **one)
+    option("--size", choices=("flux", "tiny"), default="flux")
+    option("--device", choices=("cuda", "cpu"), default="cuda")
+    option("--list", action="store_true", help="print the steps and their seconds on an H100")
     args = parser.parse_args()
-    asked = [
-        step
-        for step in steps()[names.index(args.first) if args.first else 0 :]
-        if not args.only or step.name in args.only
-    ]
+    start = names.index(args.first) if args.first else 0
+    asked = [step for step in steps()[start:] if not args.only or step.name in args.only]
     if args.list:
         print("\n".join(f"{step.name:22} {step.seconds:4.0f} s" for step in asked))
         return

@@ -1,4 +1,4 @@
-"""Measure single kernels that only a GPU has, with random weights: a part of `benchmarks.gpu_steps kernels`.
+"""Measure single kernels of a GPU with random weights: a part of `benchmarks.gpu_steps kernels`.
 
     python -m benchmarks.gpu_kernels attention BACKEND | others [--size tiny --device cpu]
 
@@ -32,7 +32,7 @@ GIB = 2**30
 
 
 def make(size: str, device: torch.device) -> tuple[torch.nn.Module, dict]:
-    """Make a transformer of one block of each kind with a LoRA of rank 32, and the inputs of a call of `ROWS` latents."""
+    """Make a transformer with one block of each kind and a LoRA, and the inputs of a call."""
     config, _, side, text_tokens = SIZES[size]
     config = {**config, "num_layers": 1, "num_single_layers": 1}
     base = Flux()
@@ -78,7 +78,7 @@ def attention(size: str, device: torch.device, backend: str) -> dict:
 
 
 def quantized(size: str, device: torch.device) -> dict:
-    """Compare frozen weights in 8 and 4 bits with bfloat16 ones: a call's time, memory, and distance of output and gradient."""
+    """Compare frozen weights in 8 and 4 bits with bfloat16: time, memory, output, gradient."""
     model, inputs = make(size, device)
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
         exact = model(**inputs)[0].float()
@@ -104,7 +104,7 @@ def quantized(size: str, device: torch.device) -> dict:
 
 @torch.no_grad()
 def images(size: str, device: torch.device) -> dict:
-    """Measure images per second, decoded by the VAE in float32 and scored by HPS-v2.1's architecture, by the number in a call."""
+    """Measure images per second, decoded (float32) and scored (HPS-v2.1), by batch size."""
     _, config, side, _ = SIZES[size]
     base = Flux()
     with torch.device(device):

@@ -28,7 +28,7 @@ CARD_ITERATIONS = 4
 
 
 def python(module: str, *words: str, **how: Any) -> str:
-    """Run a module, and return the last line that it prints; RuntimeError with the last line of its errors if it fails."""
+    """Run a module and return its last line; RuntimeError with its last error line if it fails."""
     done = subprocess.run(
         [sys.executable, "-m", module, *words], capture_output=True, text=True, **how
     )
@@ -38,7 +38,10 @@ def python(module: str, *words: str, **how: Any) -> str:
 
 
 def stage(home: Path, name: str, *words: str, device: str = "cuda") -> float:
-    """Run a stage in the checkout `home`, and return its seconds; RuntimeError with its last line if it fails."""
+    """Run a stage in the checkout `home` and return its seconds.
+
+    RuntimeError with its last line if it fails.
+    """
     env = environment() | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
     start = time.monotonic()
     python(f"stages.{name}", *words, cwd=home, env=env)
@@ -46,7 +49,7 @@ def stage(home: Path, name: str, *words: str, device: str = "cuda") -> float:
 
 
 def checkout(home: Path, name: str, profile: dict) -> str:
-    """Make the folder `home` one in which stages run, with this profile in it; return the profile's name."""
+    """Make `home` a folder in which stages run, with this profile; return the profile's name."""
     folder = home / "profiles"
     folder.mkdir(parents=True, exist_ok=True)
     for file in (ROOT / "profiles").glob("*.yaml"):
@@ -62,7 +65,7 @@ def checkout(home: Path, name: str, profile: dict) -> str:
 
 
 def made(home: Path, profile: str, run: str) -> dict:
-    """Return what stages have made of a run: mean scores, the held-out curve, and seconds after each iteration."""
+    """Return a run's mean scores, held-out curve, and seconds after each iteration."""
     reports = home / "reports" / "others" / profile
     files = {
         "scores": reports / "metrics" / f"{run}.json",
@@ -73,7 +76,10 @@ def made(home: Path, profile: str, run: str) -> dict:
 
 
 def card(home: Path, size: str, device: str) -> dict:
-    """Train G²RPO in float32 on both devices, from the same models: every figure of every iteration, and scores at the end."""
+    """Train G²RPO in float32 on both devices, from the same models.
+
+    Returns every figure of every iteration, and scores at the end.
+    """
     sections = {
         "models": {"device": "cpu"},
         "sampling": {"dtype": "float32"},
@@ -143,7 +149,10 @@ def scores(home: Path, size: str, device: str, seed: str) -> dict:
 
 
 def compiled(home: Path, size: str, device: str) -> dict:
-    """Train each method for two iterations on a model of small_gpu's shape that is hardly trained, which fills the cache of compiled code."""
+    """Train each method for two iterations, which fills the cache of compiled code.
+
+    The model has small_gpu's shape and is hardly trained.
+    """
     few = {"steps": 5}
     models = {
         "images": 256,
@@ -193,7 +202,10 @@ def run(home: Path, size: str, device: str, seed: str, method: str) -> dict:
 
 
 def kernels(home: Path, size: str, device: str) -> dict:
-    """Measure attention backends with gradients, each in a process of its own because some end it; then what needs no such care."""
+    """Measure attention backends with gradients, then all that needs no process of its own.
+
+    Some backends end their process.
+    """
     measure = lambda *what: json.loads(
         python("benchmarks.gpu_kernels", *what, "--size", size, "--device", device)
     )

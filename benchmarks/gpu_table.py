@@ -24,7 +24,7 @@ def read(path: Path) -> Results:
 
 
 def packed(results: Results) -> Results:
-    """Return the results with the seconds of the first and last iteration alone, which is all that the tables need."""
+    """Return results with the seconds of the first and last iteration: all that tables need."""
 
     def few(value: object) -> object:
         if isinstance(value, dict):
@@ -42,7 +42,7 @@ def packed(results: Results) -> Results:
 
 
 def gains(results: Results) -> Iterator[tuple[str, int, dict[str, float]]]:
-    """Yield method, base, and by how much each of its scores and the training reward are over the base's."""
+    """Yield method, base, and the gain of each score and of the training reward over the base."""
     for method in (*EQUAL_ITERATIONS, *EQUAL_COMPUTE):
         for base in BASES:
             if {f"{method}-{base}", f"base_scores-{base}"} <= results.keys():
@@ -55,7 +55,7 @@ def gains(results: Results) -> Iterator[tuple[str, int, dict[str, float]]]:
 
 
 def table(results: Results) -> list[str]:
-    """Return the lines of the table of profile small_gpu: gains by base, their means, and what an iteration takes."""
+    """Return profile small_gpu's table: gains by base, their means, and seconds per iteration."""
     found = list(gains(results))
     lines = [
         "| method | training reward, by base | mean | PickScore | verifier | NFE | s/iteration |",

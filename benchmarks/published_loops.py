@@ -1,14 +1,11 @@
-"""Run the published training loops, written again for measuring: batch 1, nothing shared, every image on its own path.
+"""The published training loops, rewritten to be measured: batch 1, nothing shared.
 
-They follow the design of G2RPO's, MixGRPO's and DanceGRPO's loops, not their code: the whole
-schedule is sampled once for the anchor; every member evaluates the SDE step again; every
-granularity runs its tail from there; images are decoded and scored one at a time; every transition
-has a forward and backward of its own, but G2RPO's members share theirs. DiffusionNFT's loop
-samples, decodes and scores a batch of images at once, and trains on one time after the other, with
-three forwards for each.
+They follow the design of G2RPO's, MixGRPO's and DanceGRPO's loops, not their code: the anchor
+samples the whole schedule once; every member evaluates the SDE step again; every granularity runs
+its tail from there; images are decoded and scored one at a time; every transition has its own
+forward and backward, except that G2RPO's members share theirs.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -24,7 +21,9 @@ from g2rpo_core.training.trainer import Trainer
 
 
 class PublishedIteration:
-    """One iteration of a method for one prompt, with the noise of `RolloutSampler`; `num_forward_evals` counts its rollout's.
+    """One iteration of a method for one prompt, with the noise of `RolloutSampler`.
+
+    `num_forward_evals` counts those of its rollout.
 
     trainer: has policy, method and settings; initial: x_T [...]; noises: for every SDE step of all
     branches [G, ...].
@@ -134,7 +133,7 @@ class PublishedIteration:
         return torch.stack(scores, 1).view(len(rewards), 1, *clean.shape[:3])
 
     def update(self, scores: torch.Tensor, chosen: Sequence[int]) -> None:
-        """Compute the gradients of the whole iteration, one forward and backward after the other, and step the optimizer."""
+        """Compute the iteration's gradients, one transition after the other, and step."""
         training = self.trainer.training
         weights = [training.rewards[name] for name in self.trainer.rewards]
         advantages = branch_advantages(scores, weights, training.adv_clip_max)[0]
@@ -160,83 +159,5 @@ class PublishedIteration:
                     for member in part
                 )
                 (loss / (len(chosen) * group)).backward()
-        torch.nn.utils.clip_grad_norm_(self.trainer.parameters, training.max_grad_norm)
-        self.trainer.optimizer.step()
-
-
-class PublishedNoisedIteration:
-    """One iteration of DiffusionNFT for one prompt; `num_forward_evals` counts its rollout's.
-
-    trainer: has policy, method and settings; initial: x_T [G, ...] of the images, which are one
-    batch.
-    """
-
-    def __init__(self, trainer: Trainer, conditioning: Conditioning, initial: torch.Tensor):
-        self.trainer, self.initial = trainer, initial
-        self.velocity, self.base = (
-            trainer.policy.velocity(conditioning),
-            trainer.policy.base_velocity(conditioning),
-        )
-        self.prompt = torch.zeros(len(initial), dtype=torch.int64, device=initial.device)
-        self.num_forward_evals = 0
-
-    @torch.no_grad()
-    def sample(self) -> torch.Tensor:
-        """Sample clean latents [G, ...] by the second-order multistep solver, as written for data prediction."""
-        x, before, sigmas = self.initial, None, self.trainer.sampler.sigmas.tolist()
-        log_snr = [math.log((1 - sigma) / sigma) if 0 < sigma < 1 else None for sigma in sigmas]
-        for index, sigma in enumerate(sigmas[:-1]):
-            clean = x - sigma * self.velocity(x, x.new_full((len(x),), sigma), self.prompt)
-            self.num_forward_evals += len(x)
-            around = log_snr[max(0, index - 1)], log_snr[index], log_snr[index + 1]
-            estimate = clean
-            if None not in around and before is not None:
-                estimate = (
-                    clean + (around[2] - around[1]) / (around[1] - around[0]) * (clean - before) / 2
-                )
-            x = sigmas[index + 1] / sigma * x + (1 - sigmas[index + 1] / sigma) * estimate
-            before = clean
-        return x
-
-    @torch.no_grad()
-    def score(
-        self, clean: torch.Tensor, rewards: Mapping[str, Reward], prompt: str
-    ) -> torch.Tensor:
-        """Decode and score the images: [R, G]."""
-        images = self.trainer.policy.decode(clean, len(clean))
-        return torch.stack([reward(images, [prompt] * len(images)) for reward in rewards.values()])
-
-    def update(
-        self, clean: torch.Tensor, scores: torch.Tensor, sigmas: torch.Tensor, noise: torch.Tensor
-    ) -> None:
-        """Compute the gradients of the iteration, one time of every image after the other, and step the optimizer.
-
-        sigmas: times [G, K]; noise [G, K, ...]. The slow policy has the trained weights, as in the
-        first iteration.
-        """
-        training, settings = self.trainer.training, self.trainer.method.objective
-        weights = scores.new_tensor([training.rewards[name] for name in self.trainer.rewards])
-        total = (weights[:, None] * scores).sum(0)
-        advantages = (total - total.mean()) / (total.std(correction=0) + 1e-4)
-        r = (advantages.clamp(-5, 5) / 5 / 2 + 0.5).clamp(0, 1)
-        mean = lambda values: values.flatten(1).mean(1)
-        self.trainer.optimizer.zero_grad()
-        for k in range(sigmas.shape[1]):
-            t, eps = sigmas[:, k].contiguous(), noise[:, k]
-            wide = t.view(-1, *(1,) * (clean.ndim - 1))
-            x = (1 - wide) * clean + wide * eps
-            with torch.no_grad():
-                old, before = self.velocity(x, t, self.prompt), self.base(x, t, self.prompt)
-            v, beta, losses = self.velocity(x, t, self.prompt), settings.trust, []
-            for branch in (beta * v + (1 - beta) * old, (1 + beta) * old - beta * v):
-                wrong = x - wide * branch - clean
-                losses.append(
-                    mean(wrong.square())
-                    / mean(wrong.detach().double().abs()).clamp(min=1e-5).float()
-                )
-            policy = 5 * (r * losses[0] + (1 - r) * losses[1]) / beta
-            (
-                (policy + settings.kl_coef * mean((v - before).square())).mean() / sigmas.shape[1]
-            ).backward()
         torch.nn.utils.clip_grad_norm_(self.trainer.parameters, training.max_grad_norm)
         self.trainer.optimizer.step()

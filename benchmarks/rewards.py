@@ -1,12 +1,12 @@
-"""Compare each reward with its published package on the same weights: images per second, and how far the scores differ.
+"""Compare each reward with its published package on equal weights: images per second, scores.
 
-    python -m benchmarks.rewards [--models models/tiny] [--rewards hps …] [--side 32] [--prompts 8]
-    [--group 12] [--json]
+    python -m benchmarks.rewards [--models models/tiny] [--rewards hps …] [--side 32]
+    [--prompts 8] [--group 12] [--json]
 
 Both score the same images in turn, with new prompts in every repeat, so that no text is already
-encoded. `files`: images as PIL opens them; `tensors`: as a rollout makes them; the published
-packages get PIL images made from these: hpsv2 and image-reward, which `g2rpo_core.rewards.packages`
-makes run with today's libraries, and open_clip and transformers used directly, with our weights.
+encoded. `files`: images as PIL opens them; `tensors`: as a rollout makes them. Published packages
+get PIL images made from these: hpsv2 and image-reward, which `g2rpo_core.rewards.packages` makes
+run with today's libraries, and open_clip and transformers used directly, with our weights.
 """
 
 import argparse
@@ -53,25 +53,21 @@ Scored = tuple[torch.Tensor, list[str | None]]  # scores [N], and why one is mis
 
 
 def load_published(
-    name: str,
-    store: ModelStore,
-    device: torch.device,
-    settings: UnifiedRewardSettings | None = None,
+    name: str, store: ModelStore, device: torch.device, settings: UnifiedRewardSettings
 ) -> Score:
-    """Load the published scorer of a reward of ours, on the same weights; settings: of UnifiedReward."""
-    if name == "hps":
-        return packages.hpsv2(store.folder("hps"), store.entry("hps")["architecture"], device)
-    if name == "clip_score":
-        return clip_score(store.folder("clip_score"), device)
-    if name == "pickscore":
-        return pickscore(store.folder("pickscore"), store.folder("pickscore_processor"), device)
-    if name == "image_reward":
-        return packages.image_reward(
-            store.folder("image_reward"), store.folder("image_reward_tokenizer"), device
-        )
-    return unified_reward(
-        store.folder("unified_reward"), device, settings or UnifiedRewardSettings()
-    )
+    """Load the published scorer of a reward on the same weights; settings: UnifiedReward's."""
+    folder = store.folder(name)
+    match name:
+        case "hps":
+            return packages.hpsv2(folder, store.entry(name)["architecture"], device)
+        case "clip_score":
+            return clip_score(folder, device)
+        case "pickscore":
+            return pickscore(folder, store.folder("pickscore_processor"), device)
+        case "image_reward":
+            return packages.image_reward(folder, store.folder("image_reward_tokenizer"), device)
+        case _:
+            return unified_reward(folder, device, settings)
 
 
 def clip_score(folder: Path, device: torch.device) -> Score:
@@ -82,23 +78,18 @@ def clip_score(folder: Path, device: torch.device) -> Score:
 
     @torch.no_grad()
     def score(prompt, images):
-        features = model.encode_image(
-            torch.stack([preprocess(image) for image in images]).to(device)
-        )
-        return torch.cosine_similarity(
-            features, model.encode_text(tokenize([prompt]).to(device))
-        ).tolist()
+        batch = torch.stack([preprocess(image) for image in images]).to(device)
+        text = model.encode_text(tokenize([prompt]).to(device))
+        return torch.cosine_similarity(model.encode_image(batch), text).tolist()
 
     return score
 
 
 def pickscore(folder: Path, processor: Path, device: torch.device) -> Score:
-    """Load transformers as the model card uses it, the images of a prompt in one batch; over 100, as the paper's tables are."""
+    """Load transformers as the model card uses it, a prompt's images in one batch; score / 100."""
     model = CLIPModel.from_pretrained(folder).eval().to(device)
-    tokenizer, preprocess = (
-        AutoTokenizer.from_pretrained(processor),
-        CLIPImageProcessorPil.from_pretrained(processor),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(processor)
+    preprocess = CLIPImageProcessorPil.from_pretrained(processor)
     length = model.config.text_config.max_position_embeddings
 
     @torch.no_grad()
@@ -111,7 +102,7 @@ def pickscore(folder: Path, processor: Path, device: torch.device) -> Score:
 
 
 def unified_reward(folder: Path, device: torch.device, settings: UnifiedRewardSettings) -> Score:
-    """Load transformers as the published scripts use it, one image at a time; the answers are read as ours are."""
+    """Load transformers as the published scripts do, one image at a time; we read the answers."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype="auto").eval().to(device)
     processor = AutoProcessor.from_pretrained(folder)
 
@@ -119,16 +110,15 @@ def unified_reward(folder: Path, device: torch.device, settings: UnifiedRewardSe
     def ask(images, questions):
         answers = []
         for (image,), text in zip(images, questions):
-            chat = processor.apply_chat_template(
-                conversation(text), add_generation_prompt=True, tokenize=False
+            how = {"add_generation_prompt": True, "tokenize": False}
+            chat, image = (
+                processor.apply_chat_template(conversation(text), **how),
+                TF.to_pil_image(image),
             )
-            inputs = processor(
-                text=[chat], images=[TF.to_pil_image(image)], return_tensors="pt"
-            ).to(device)
+            inputs = processor(text=[chat], images=[image], return_tensors="pt").to(device)
             made = model.generate(**inputs, max_new_tokens=settings.max_new_tokens, do_sample=False)
-            answers.append(
-                processor.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-            )
+            new = made[0, inputs["input_ids"].shape[1] :]
+            answers.append(processor.decode(new, skip_special_tokens=True))
         return answers
 
     reward = UnifiedReward(ask, settings.template)
@@ -136,7 +126,10 @@ def unified_reward(folder: Path, device: torch.device, settings: UnifiedRewardSe
 
 
 def make_images(prompts: int, group: int, side: int, seed: int) -> tuple[list[str], torch.Tensor]:
-    """Draw different captions and `group` images of each, [prompts * group, 3, side, side] in [0, 1] of 8 bits."""
+    """Draw different captions and `group` images of each.
+
+    Images are [prompts * group, 3, side, side] in [0, 1], of 8 bits.
+    """
     rng, task, scenes = np.random.default_rng(seed), TASKS["shapes"], {}
     while len(scenes) < prompts:
         scene = task.random_scene(rng)
@@ -182,7 +175,10 @@ def wrap_published(score: Score) -> Callable[[Sequence[str], int, Images], Score
 
 
 def difference(ours: Scored, theirs: Scored) -> float:
-    """Return the largest difference between two scores of an image; infinite if one has a score or an answer that the other lacks."""
+    """Return the largest difference between two scores of an image.
+
+    Infinite if one has a score or an answer that the other lacks.
+    """
     if ours[1] != theirs[1]:
         return math.inf
     return torch.nan_to_num(ours[0].cpu() - theirs[0].cpu(), nan=0.0).abs().max().item()
@@ -195,12 +191,10 @@ def compare(ours, theirs, args: argparse.Namespace, tensors: bool, device: torch
         prompts, images = make_images(args.prompts, args.group, args.side, repeat)
         images = images.to(device) if tensors else [TF.to_pil_image(image) for image in images]
         scored = {}
-        for name, score_images in (("ours", ours), ("published", theirs))[
-            :: 1 if repeat % 2 else -1
-        ]:
-            scored[name], seconds = timed(
-                device, partial(score_images, prompts, args.group, images)
-            )
+        both = (("ours", ours), ("published", theirs))
+        for name, score_images in both[:: 1 if repeat % 2 else -1]:
+            work = partial(score_images, prompts, args.group, images)
+            scored[name], seconds = timed(device, work)
             if repeat:
                 times[name].append(seconds)
         differences.append(difference(scored["ours"], scored["published"]))
@@ -216,76 +210,47 @@ def compare(ours, theirs, args: argparse.Namespace, tensors: bool, device: torch
     }
 
 
-def main() -> None:
-    """Parse the options, compare each reward on files and on tensors, and print the results."""
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--models",
-        type=Path,
-        help="folder made by the stage `models`; without it, small models are made, hardly trained",
+    option = parser.add_argument
+    option(
+        "--models", type=Path, help="folder of the stage `models` (default: hardly trained ones)"
     )
-    parser.add_argument(
-        "--profile",
-        default="tiny",
-        help="profile whose section `rewards` applies (default: %(default)s)",
-    )
-    parser.add_argument("--rewards", nargs="+", choices=PACKAGES, default=list(PACKAGES))
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument(
-        "--group", type=int, default=12, help="images of each prompt (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--side", type=int, default=32, help="side of the images in pixels (default: %(default)s)"
-    )
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="the last line is one JSON object: reward -> what was measured",
-    )
-    args = parser.parse_args()
-    device, section = (
-        torch.device(args.device),
-        load_profile(Path("profiles") / f"{args.profile}.yaml").rewards,
-    )
-    print(
-        f"{args.prompts} prompts x {args.group} images, {args.side} x {args.side}, {device}, "
-        f"{torch.get_num_threads()} threads"
-    )
-    print(
-        f"{'images/s, median (min)':24} {'':8} {'ours':>17} {'published':>17}  ratio  largest "
-        "difference"
-    )
-    # Each reward on files and on tensors
-    results = {}
+    option("--profile", default="tiny", help="whose section `rewards` applies (%(default)s)")
+    option("--rewards", nargs="+", choices=PACKAGES, default=list(PACKAGES))
+    option("--prompts", type=int, default=8)
+    option("--group", type=int, default=12, help="images of each prompt (%(default)s)")
+    option("--side", type=int, default=32, help="side of the images in pixels (%(default)s)")
+    option("--repeats", type=int, default=5)
+    option("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    option("--json", action="store_true", help="the last line is a JSON object: reward -> figures")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Parse the options, compare each reward on files and on tensors, and print the results."""
+    args, results = parsed(), {}
+    device = torch.device(args.device)
+    section = load_profile(Path("profiles") / f"{args.profile}.yaml").rewards
+    print(f"{args.prompts} prompts x {args.group} images, {args.side} x {args.side}, {device}")
+    print(f"{'images/s, median (min)':33} {'ours':>17} {'published':>17}  ratio  difference")
     with tempfile.TemporaryDirectory() as folder:
         models = args.models or make_models(Path(folder))
         for name in args.rewards:
             ours = wrap_ours(registry.load([name], models, device, section)[name])
-            theirs = wrap_published(
-                load_published(
-                    name, ModelStore(models), device, registry.settings_of(section, name)
-                )
-            )
+            settings = registry.settings_of(section, name)
+            theirs = wrap_published(load_published(name, ModelStore(models), device, settings))
             results[name] = {}
             for source in ("files", "tensors"):
-                measured = results[name][source] = compare(
-                    ours, theirs, args, source == "tensors", device
-                )
-                rates = (
-                    f"{rate['median']:9.1f} ({rate['min']:5.0f})"
-                    for rate in measured["images_per_second"].values()
-                )
-                numbers = (
-                    f"{' '.join(rates)}  {measured['ratio']:5.2f}  {measured['max_difference']:.1e}"
-                )
-                print(
-                    f"{registry.REWARDS[name].label:24} {source:8} {numbers}  {PACKAGES[name]}",
-                    flush=True,
-                )
+                measured = compare(ours, theirs, args, source == "tensors", device)
+                results[name][source] = measured
+                both = measured["images_per_second"].values()
+                rates = " ".join(f"{rate['median']:9.1f} ({rate['min']:5.0f})" for rate in both)
+                numbers = f"{measured['ratio']:5.2f}  {measured['max_difference']:.1e}"
+                label = f"{registry.REWARDS[name].label:24} {source:8}"
+                print(f"{label} {rates}  {numbers}  {PACKAGES[name]}", flush=True)
     if args.json:
         print(json.dumps(results))
 

@@ -1,25 +1,23 @@
-"""Compare one iteration by the published loops and by ours, on the same weights and noise: NFE, seconds, memory, differences.
+"""Compare one iteration of the published loops with ours, on equal weights and noise.
 
     python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--repeats 3]
     [--compile] [--json]
 
-Sizes: `tiny` is the profile's (16 + 12 tokens: per-call overhead dominates); `compute` the same
-model on larger images (484 + 12 tokens: arithmetic dominates, so that only saved forward
-evaluations and saved training passes count). With `--compile`, ours has the setting
-`training.parallel.compile`, which the published loops lack. Compiling takes minutes and is not
-timed.
+Prints NFE, seconds, shares of the machine's peak, and how far the results differ. Sizes: `tiny` is
+the profile's (16 + 12 tokens: per-call overhead dominates); `compute` the same model on larger
+images (484 + 12 tokens: arithmetic dominates, so that only saved forward evaluations and saved
+training passes count). With `--compile`, ours has the setting `training.parallel.compile`, which
+the published loops lack. Compiling takes minutes and is not timed.
 """
 
 import argparse
 import json
 import random
 import tempfile
-import threading
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-import psutil
 import torch
 
 from benchmarks.flux import matrix_peak, timed
@@ -51,37 +49,8 @@ SIZES = {"tiny": (32, 144, 16, ""), "compute": (176, 12, 1, "_500_tokens")}
 NAMES = ("g2rpo", "dance_grpo", "mix_grpo")
 STEPS, PLAIN_BATCH = 16, 12
 PEAK_SIDE = 2048  # of the square matrices whose product is the machine's peak
-PROMPTS = 4  # of a second rollout if one prompt's group leaves a call half empty, as with MixGRPO and DanceGRPO
-
-
-class Peak:
-    """Peak memory above that at its start: of the GPU's tensors, or of the process, read every 5 ms."""
-
-    def __init__(self, device: torch.device):
-        self.device, self.gib = device, 0.0
-
-    def __enter__(self):
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            self.start = torch.cuda.memory_allocated()
-        else:
-            self.process, self.done = psutil.Process(), threading.Event()
-            self.start = self.highest = self.process.memory_info().rss
-            self.thread = threading.Thread(target=self._watch)
-            self.thread.start()
-        return self
-
-    def _watch(self):
-        while not self.done.wait(0.005):
-            self.highest = max(self.highest, self.process.memory_info().rss)
-
-    def __exit__(self, *_):
-        if self.device.type == "cuda":
-            self.highest = torch.cuda.max_memory_allocated()
-        else:
-            self.done.set()
-            self.thread.join()
-        self.gib = (self.highest - self.start) / 2**30
+PROMPTS = 4  # of a second rollout where one prompt's group leaves a call half empty
+Run = tuple[int, dict[str, float], tuple]  # NFE, seconds by part; latents, scores, gradients
 
 
 def make_models(folder: Path) -> Path:
@@ -102,22 +71,19 @@ def make_models(folder: Path) -> Path:
 def make_store(models: Path, folder: Path) -> EmbeddingStore:
     """Encode a few prompts."""
     encoded = partial(encode, text_encoders(models / "pipeline"), max_length=12, batch=4)
-    write(
-        folder / "embeddings",
-        captions("shapes", 4, 0, testing=False),
-        encoded,
-        "float32",
-        shard_rows=4,
-    )
+    prompts = captions("shapes", 4, 0, testing=False)
+    write(folder / "embeddings", prompts, encoded, "float32", shard_rows=4)
     return EmbeddingStore(folder / "embeddings")
 
 
 def make_policy(models: Path, side: int, device: str, compiled: bool = False) -> Policy:
-    """Load the tiny policy with random output and modulation weights, as an untrained DiT's velocity is zero everywhere."""
-    parallel = ParallelSettings(compile=compiled)
+    """Load the tiny policy with random output and modulation weights.
+
+    An untrained DiT's are zero, and so is its velocity.
+    """
     policy = Policy.load_to_train(
         models / "pipeline",
-        parallel=parallel,
+        parallel=ParallelSettings(compile=compiled),
         height=side,
         width=side,
         guidance=3.5,
@@ -131,15 +97,8 @@ def make_policy(models: Path, side: int, device: str, compiled: bool = False) ->
     return policy
 
 
-def gradients(trainer: Trainer) -> torch.Tensor:
-    """Return all gradients of the trained weights, flat."""
-    return torch.cat(
-        [parameter.grad.flatten() for parameter in trainer.parameters if parameter.grad is not None]
-    )
-
-
 class Comparison:
-    """Both loops for one iteration of a method at T = 16 and 12 members, on the same weights and noise."""
+    """Both loops of one iteration at T = 16 and 12 members, on equal weights and noise."""
 
     def __init__(
         self,
@@ -149,100 +108,80 @@ class Comparison:
         models: Path,
         sampling: SamplingSettings,
     ):
-        profile = load_profile(Path("profiles/tiny.yaml"))
+        # No learning and no clipping, so that an iteration can be repeated and compared
+        still = {
+            "learning_rate": 0.0,
+            "max_grad_norm": 1e9,
+            "batch_tokens": sampling.batch_tokens,
+        }
+        training = load_profile(Path("profiles/tiny.yaml")).training.model_copy(update=still)
         self.policy, self.store, self.sampling = policy, store, sampling
         self.method = METHODS[name].changed(objective={"updates_per_rollout": "iteration"})
-        self.training = profile.training.model_copy(
-            update={
-                "learning_rate": 0.0,
-                "max_grad_norm": 1e9,
-                "batch_tokens": sampling.batch_tokens,
-            }
-        )
-        self.rewards = registry.load(list(self.training.rewards), models, policy.device)
-        self.trainer = Trainer(
-            RunSettings(self.method, sampling, self.training), policy, store, self.rewards, seed=0
-        )
+        self.group = training.num_generations
+        self.rewards = registry.load(list(training.rewards), models, policy.device)
+        run = RunSettings(self.method, sampling, training)
+        self.trainer = Trainer(run, policy, store, self.rewards, seed=0)
         self.conditioning, self.text = store.conditioning([0]), store.prompts[0].text
         tree = self.method.tree.build(STEPS)
         self.chosen = self.method.objective.draw_steps(len(tree.sde_steps), random.Random(0))
-        # what RolloutSampler draws in iteration 0
+        # What RolloutSampler draws in iteration 0
         draw = generator("rollout", 0, 0, 0)
         self.initial = policy.noise(draw)
-        self.noises = [policy.noise(draw, self.training.num_generations) for _ in tree.sde_steps]
+        self.noises = [policy.noise(draw, self.group) for _ in tree.sde_steps]
 
-    def run_ours(self) -> tuple[int, tuple, dict]:
-        """Run our iteration; return its NFE, its results (latents, scores, gradients), and seconds by part."""
-        policy, trainer = self.policy, self.trainer
-        sampled, sampling_seconds = timed(
-            policy.device, lambda: trainer.sampler(self.conditioning, 0)
-        )
-        score = partial(
-            score_rollout, policy, self.rewards, sampled, [self.text], self.sampling.decode_batch, 0
-        )
-        scores, scoring_seconds = timed(policy.device, score)
+    def run_ours(self) -> Run:
+        """Run our iteration."""
+        policy, trainer, seconds = self.policy, self.trainer, {}
+        sample = partial(trainer.sampler, self.conditioning, 0)
+        sampled, seconds["sampling"] = timed(policy.device, sample)
+        texts, decode_batch = [self.text], self.sampling.decode_batch
+        score = partial(score_rollout, policy, self.rewards, sampled, texts, decode_batch, 0)
+        scores, seconds["scoring"] = timed(policy.device, score)
         objective = trainer.objective
         assert isinstance(objective, PolicyGradient)
         advantages = objective.advantages(sampled, scores, None)
-        pairs = [(sampled.transitions[index], advantages[index]) for index in self.chosen]
         transitions = [
-            TrainedTransition(transition, own, torch.ones_like(own)) for transition, own in pairs
+            TrainedTransition(transition, own, torch.ones_like(own))
+            for transition, own in ((sampled.transitions[i], advantages[i]) for i in self.chosen)
         ]
-        _, training_seconds = timed(
-            policy.device, lambda: trainer.update(self.conditioning, objective.update(transitions))
-        )
-        parts = {
-            "sampling": sampling_seconds,
-            "scoring": scoring_seconds,
-            "training": training_seconds,
-        }
-        return sampled.num_forward_evals, (sampled.clean[0], scores, gradients(trainer)), parts
+        train = lambda: trainer.update(self.conditioning, objective.update(transitions))
+        _, seconds["training"] = timed(policy.device, train)
+        return sampled.num_forward_evals, seconds, (sampled.clean[0], scores, self.gradients())
 
     @torch.compiler.set_stance("force_eager")
-    def run_published(self) -> tuple[int, tuple, dict]:
-        """Run the published iteration; return what `run_ours` returns."""
-        device = self.policy.device
+    def run_published(self) -> Run:
+        """Run the published iteration."""
+        device, seconds = self.policy.device, {}
         published = PublishedIteration(self.trainer, self.conditioning, self.initial, self.noises)
-        clean, sampling_seconds = timed(device, published.sample)
-        scores, scoring_seconds = timed(
-            device, lambda: published.score(clean, self.rewards, self.text)
-        )
-        _, training_seconds = timed(device, lambda: published.update(scores, self.chosen))
-        parts = {
-            "sampling": sampling_seconds,
-            "scoring": scoring_seconds,
-            "training": training_seconds,
-        }
-        return published.num_forward_evals, (clean, scores, gradients(self.trainer)), parts
+        clean, seconds["sampling"] = timed(device, published.sample)
+        score = partial(published.score, clean, self.rewards, self.text)
+        scores, seconds["scoring"] = timed(device, score)
+        _, seconds["training"] = timed(device, partial(published.update, scores, self.chosen))
+        return published.num_forward_evals, seconds, (clean, scores, self.gradients())
+
+    def gradients(self) -> torch.Tensor:
+        """Return all gradients of the trained weights, flat."""
+        own = (parameter.grad for parameter in self.trainer.parameters)
+        return torch.cat([gradient.flatten() for gradient in own if gradient is not None])
 
     def leaves_calls_unfilled(self) -> bool:
-        """Return whether one prompt's group leaves a call half empty, so that several prompts are measured, too."""
+        """Return whether one prompt's group leaves a call half empty."""
         size = self.policy.batch_size(self.sampling.batch_tokens, self.conditioning)
-        return self.method.tree.branching == "all" and size > self.training.num_generations
+        return self.method.tree.branching == "all" and size > self.group
 
     def run(self, repeats: int) -> dict:
-        """Run both loops in turn; return the medians of their costs, and how far their results differ."""
+        """Run both loops in turn; return the medians of their costs, and how far they differ."""
         # Warm up, and compile
-        self.run_ours()
         several = self.store.conditioning(range(PROMPTS)) if self.leaves_calls_unfilled() else None
+        self.run_ours()
         if several:
             self.trainer.sampler(several, 0)
-        # Both loops in turn, and the bare transformer and the matrix peak on the same machine at
-        # the same time
-        device, results, runs = self.policy.device, {}, {"published": [], "ours": []}
+        # Both loops in turn, and the bare transformer and the matrix peak at the same time
+        device, runs = self.policy.device, {"published": [], "ours": []}
         plain, wide, peaks = [], [], []
         for _ in range(repeats):
-            for label, loop in (("published", self.run_published), ("ours", self.run_ours)):
-                with Peak(device) as peak:
-                    count, results[label], parts = loop()
-                runs[label].append(
-                    {
-                        "evaluations": count,
-                        "seconds": sum(parts.values()),
-                        "parts": parts,
-                        "peak_gib": peak.gib,
-                    }
-                )
+            runs["published"].append(self.run_published())
+            runs["ours"].append(self.run_ours())
             plain.append(plain_rate(self.policy, self.store))
             peaks.append(matrix_peak(device, PEAK_SIDE, self.policy.dtype))
             if several:
@@ -252,114 +191,88 @@ class Comparison:
         published, ours = summarize(runs["published"]), summarize(runs["ours"])
         rates = {
             "rollout": ours["evaluations"] / ours["seconds_by_part"]["sampling"],
-            "plain_batches": median(plain),
+            "bare transformer": median(plain),
         }
         if wide:
-            rates[f"rollout_of_{PROMPTS}_prompts"] = median(wide)
-        ours["evaluations_per_second"] = rates["rollout"]
-        ours[f"evaluations_per_second_of_{PROMPTS}_prompts"] = median(wide) if wide else None
-        flops = count_flops(self.policy, self.store)
-        ratios = sorted(
-            theirs["seconds"] / own["seconds"]
-            for theirs, own in zip(runs["published"], runs["ours"])
-        )
+            rates[f"rollout of {PROMPTS} prompts"] = median(wide)
+        flops, peak = count_flops(self.policy, self.store), median(peaks)
+        total = lambda run: sum(run[1].values())
+        ratios = [total(theirs) / total(own) for theirs, own in zip(*runs.values())]
         return {
             "published": published,
             "ours": ours,
-            "plain_batches_evaluations_per_second": median(plain),
-            "matrix_gflops": median(peaks) / 1e9,
+            "evaluations_per_second": rates,
+            "share_of_peak": {name: rate * flops / peak for name, rate in rates.items()},
+            "matrix_gflops": peak / 1e9,
             "gflop_per_evaluation": flops / 1e9,
-            "share_of_peak": {name: rate * flops / median(peaks) for name, rate in rates.items()},
             "speedup": published["seconds"] / ours["seconds"],
-            "speedup_range": [ratios[0], ratios[-1]],
-            "max_difference": largest_differences(results["ours"], results["published"]),
+            "speedup_range": [min(ratios), max(ratios)],
+            "max_difference": largest_differences(runs["ours"][-1][2], runs["published"][-1][2]),
         }
 
 
-def summarize(runs: list[dict]) -> dict:
-    """Return the medians of a loop's seconds, its NFE, and its largest peak of memory."""
+def summarize(runs: list[Run]) -> dict:
+    """Return a loop's NFE and the medians of its seconds."""
+    parts = runs[0][1]
     return {
-        "evaluations": runs[0]["evaluations"],
-        "seconds": median(run["seconds"] for run in runs),
-        "seconds_by_part": {
-            part: median(run["parts"][part] for run in runs) for part in runs[0]["parts"]
-        },
-        "peak_gib": max(run["peak_gib"] for run in runs),
+        "evaluations": runs[0][0],
+        "seconds": median(sum(seconds.values()) for _, seconds, _ in runs),
+        "seconds_by_part": {part: median(run[1][part] for run in runs) for part in parts},
     }
 
 
 def largest_differences(ours: tuple, published: tuple) -> dict[str, float]:
-    """Return the largest differences of latents, rewards and gradients; those of gradients relative to the largest one."""
+    """Return the largest differences; that of gradients is relative to the largest gradient."""
     latents, rewards, gradient = ((a - b).abs().max().item() for a, b in zip(ours, published))
-    return {
-        "latents": latents,
-        "rewards": rewards,
-        "gradients_relative": gradient / published[2].abs().max().item(),
-    }
+    largest = published[2].abs().max().item()
+    return {"latents": latents, "rewards": rewards, "gradients_relative": gradient / largest}
+
+
+def plain_arguments(policy: Policy) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return latents, sigma and prompt of a call of `PLAIN_BATCH` rows."""
+    latents = policy.noise(torch.Generator().manual_seed(0), PLAIN_BATCH)
+    prompt = torch.zeros(PLAIN_BATCH, dtype=torch.int64, device=policy.device)
+    return latents, latents.new_full((PLAIN_BATCH,), 0.7), prompt
 
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def count_flops(policy: Policy, store: EmbeddingStore) -> float:
-    """Count the floating-point operations of the transformer for one of the latents in a call."""
-    latents = policy.noise(torch.Generator().manual_seed(0), PLAIN_BATCH)
-    prompt = torch.zeros(PLAIN_BATCH, dtype=torch.int64, device=policy.device)
+    """Count the transformer's floating-point operations for one of the latents in a call."""
     with Measured() as measured:
-        policy.velocity(store.conditioning([0]))(
-            latents, latents.new_full((PLAIN_BATCH,), 0.7), prompt
-        )
+        policy.velocity(store.conditioning([0]))(*plain_arguments(policy))
     return measured.flops / PLAIN_BATCH
 
 
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def plain_rate(policy: Policy, store: EmbeddingStore) -> float:
-    """Measure forward evaluations per second of the bare transformer in batches of 12, latents ready on the device."""
-    conditioning = store.conditioning([0])
-    velocity = policy.velocity(conditioning)
-    latents = policy.noise(torch.Generator().manual_seed(0), PLAIN_BATCH)
-    sigma, prompt = (
-        latents.new_full((PLAIN_BATCH,), 0.7),
-        torch.zeros(PLAIN_BATCH, dtype=torch.int64, device=policy.device),
-    )
-    velocity(latents, sigma, prompt)
+    """Measure forward evaluations per second of the bare transformer in batches of 12."""
+    velocity, arguments = policy.velocity(store.conditioning([0])), plain_arguments(policy)
+    velocity(*arguments)
     calls = 40 if policy.image_tokens < 100 else 15
-    call = partial(velocity_in_batches, velocity, latents, sigma, prompt, PLAIN_BATCH)
+    call = partial(velocity_in_batches, velocity, *arguments, PLAIN_BATCH)
     _, seconds = timed(policy.device, lambda: [call() for _ in range(calls)])
     return calls * PLAIN_BATCH / seconds
 
 
 def print_result(name: str, result: dict) -> None:
-    """Print NFE, seconds, memory and differences of both loops in a few lines."""
-    ours, theirs = result["ours"], result["published"]
-    for label, row in (("published", theirs), ("ours", ours)):
-        parts = ", ".join(
-            f"{part} {seconds:.2f}" for part, seconds in row["seconds_by_part"].items()
-        )
-        cost = (
-            f"{row['evaluations']:5} NFE {row['seconds']:7.2f} s ({parts})  peak "
-            f"+{row['peak_gib']:.2f} GiB"
-        )
-        print(f"{name:12} {label:10} {cost}")
-    difference = ", ".join(f"{key} {value:.1e}" for key, value in result["max_difference"].items())
+    """Print what was measured in a few lines."""
+    listed = lambda values, form: ", ".join(
+        f"{key} {value:{form}}" for key, value in values.items()
+    )
+    for loop in ("published", "ours"):
+        row = result[loop]
+        parts = listed(row["seconds_by_part"], ".2f")
+        cost = f"{row['evaluations']:5} NFE {row['seconds']:7.2f} s ({parts})"
+        print(f"{name:12} {loop:10} {cost}")
     low, high = result["speedup_range"]
-    print(
-        f"{name:12} speedup {result['speedup']:.2f}x [{low:.2f}, {high:.2f}]; largest differences: "
-        f"{difference}"
-    )
-    wide = ours[f"evaluations_per_second_of_{PROMPTS}_prompts"]
-    print(
-        f"{name:12} NFE/s: rollout {ours['evaluations_per_second']:.0f}"
-        + (f", of {PROMPTS} prompts {wide:.0f}" if wide else "")
-        + (
-            f", bare transformer in batches of {PLAIN_BATCH} "
-            f"{result['plain_batches_evaluations_per_second']:.0f}"
-        )
-    )
-    shares = ", ".join(
-        f"{key.replace('_', ' ')} {share:.0%}" for key, share in result["share_of_peak"].items()
-    )
-    print(f"{name:12} share of the matrix peak, {result['matrix_gflops']:.0f} GFLOP/s: {shares}")
+    differences = listed(result["max_difference"], ".1e")
+    print(f"{name:12} speedup {result['speedup']:.2f}x [{low:.2f}, {high:.2f}]", end="; ")
+    print(f"largest differences: {differences}")
+    print(f"{name:12} NFE/s: {listed(result['evaluations_per_second'], '.0f')}")
+    peak, shares = result["matrix_gflops"], listed(result["share_of_peak"], ".0%")
+    print(f"{name:12} share of the matrix peak, {peak:.0f} GFLOP/s: {shares}")
 
 
 def main() -> None:
@@ -367,54 +280,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", choices=[*SIZES, "all"], default="all")
-    parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument(
-        "--models",
-        type=Path,
-        help="folder made by the stage `models`; without it, hardly trained models are made",
+    option = parser.add_argument
+    option("--size", choices=[*SIZES, "all"], default="all")
+    option("--methods", nargs="+", choices=NAMES, default=NAMES)
+    option(
+        "--models", type=Path, help="folder of the stage `models` (default: hardly trained ones)"
     )
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="repeats of both loops, in turn; medians are printed"
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", action="store_true", help="ours with compiled blocks")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="the last line is one JSON object: method -> what was measured",
-    )
+    option("--repeats", type=int, default=3, help="of both loops, in turn; medians are printed")
+    option("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    option("--compile", action="store_true", help="ours with compiled blocks")
+    option("--json", action="store_true", help="the last line is a JSON object: method -> figures")
     args = parser.parse_args()
-    # a method needs up to 8 variants of a block, and here three share a process
+    # A method needs up to 8 variants of a block, and here three share a process
     if args.compile:
         torch._dynamo.config.recompile_limit = 64
-    results = {}
+    results, profile = {}, load_profile(Path("profiles/tiny.yaml"))
     with tempfile.TemporaryDirectory() as folder:
         models = args.models or make_models(Path(folder))
-        store = make_store(models, Path(folder))
+        store, texts = make_store(models, Path(folder)), profile.embed.max_sequence_length
         for size in SIZES if args.size == "all" else [args.size]:
             side, batch, decode_batch, suffix = SIZES[size]
             policy = make_policy(models, side, args.device, args.compile)
-            profile = load_profile(Path("profiles/tiny.yaml"))
-            texts = profile.embed.max_sequence_length
-            tokens = batch * (policy.image_tokens + texts)
-            sampling = profile.sampling.model_copy(
-                update={
-                    "steps": STEPS,
-                    "height": side,
-                    "width": side,
-                    "batch_tokens": tokens,
-                    "decode_batch": decode_batch,
-                }
-            )
-            print(
-                f"\n{size}: {policy.image_tokens} + {texts} tokens, {args.device}, "
-                f"{torch.get_num_threads()} threads"
-            )
+            update = {
+                "steps": STEPS,
+                "height": side,
+                "width": side,
+                "batch_tokens": batch * (policy.image_tokens + texts),
+                "decode_batch": decode_batch,
+            }
+            sampling = profile.sampling.model_copy(update=update)
+            tokens, threads = f"{policy.image_tokens} + {texts} tokens", torch.get_num_threads()
+            print(f"\n{size}: {tokens}, {args.device}, {threads} threads")
             for name in args.methods:
-                results[name + suffix] = result = Comparison(
-                    name, policy, store, models, sampling
-                ).run(args.repeats)
+                result = Comparison(name, policy, store, models, sampling).run(args.repeats)
+                results[name + suffix] = result
                 print_result(name, result)
     if args.json:
         print(json.dumps(results))

@@ -1,7 +1,7 @@
-"""G²RPO in one file: plain PyTorch on the small FLUX of profile `tiny`, one prompt after the other, nothing clever.
+"""G²RPO in one file: plain PyTorch on the small FLUX of profile `tiny`, one prompt at a time.
 
-    make reproduce                             # once: builds models/tiny, among much else (or: dvc repro models)
-    python examples/g2rpo_in_one_file.py       # some minutes on a CPU
+    make reproduce                         # once: builds models/tiny (or: dvc repro models)
+    python examples/g2rpo_in_one_file.py   # some minutes on a CPU
 
 Read it from `iterate` at the end. Equations are those of the paper (arXiv 2510.01982). A test holds
 its gradient equal to that of the project's trainer, which does the same in full batches, without
@@ -63,8 +63,7 @@ def sigma_at(settings: Settings, step: float) -> float:
     return settings.shift * u / (1 + (settings.shift - 1) * u)
 
 
-# --- The model: a velocity field under a prompt
-# -------------------------------------------------------------------------------------
+# --- The model: a velocity field under a prompt ---
 
 
 class Model:
@@ -95,7 +94,7 @@ class Model:
     def velocity(
         self, latents: torch.Tensor, sigma: float, prompt: dict[str, torch.Tensor]
     ) -> torch.Tensor:
-        """Return the velocity of latents [N, tokens, channels]; it points from the image to the noise."""
+        """Return the velocity of latents [N, tokens, channels]: from the image to the noise."""
         count = len(latents)
         texts = {
             name: value.expand(count, *value.shape[1:])
@@ -130,19 +129,21 @@ class Model:
         )
 
 
-# --- The SDE step: the policy of reinforcement learning
-# -----------------------------------------------------------------------------
+# --- The SDE step: the policy of reinforcement learning ---
 
 
 def sde_step(
     settings: Settings, latents: torch.Tensor, velocity: torch.Tensor, step: int
 ) -> tuple[torch.Tensor, float]:
-    """Return mean and standard deviation of the next latents (Eq. 2 and 3): the ODE step, with its noise put back by the score."""
+    """Return mean and standard deviation of the next latents (Eq. 2 and 3).
+
+    The score corrects the mean of the ODE step for the noise that is added.
+    """
     sigma, following = sigma_at(settings, step), sigma_at(settings, step + 1)
     delta = following - sigma
-    s = settings.eta * math.sqrt(
-        sigma / (1 - (sigma_at(settings, 1) if sigma == 1 else sigma))
-    )  # singular at sigma = 1
+    # s is singular at sigma = 1, where the next sigma replaces it
+    limited = sigma_at(settings, 1) if sigma == 1 else sigma
+    s = settings.eta * math.sqrt(sigma / (1 - limited))
     mean = (
         latents * (1 + s**2 * delta / (2 * sigma))
         + velocity * (1 + s**2 * (1 - sigma) / (2 * sigma)) * delta
@@ -151,17 +152,16 @@ def sde_step(
 
 
 def log_prob(latents: torch.Tensor, mean: torch.Tensor, std: float) -> torch.Tensor:
-    """Return the log-density [N] of next latents, averaged over elements, so that it does not depend on the resolution."""
+    """Return the log-density [N] of next latents, a mean over elements whatever the resolution."""
     z = (latents - mean) / std
     return (-0.5 * z**2 - math.log(std) - 0.5 * math.log(2 * math.pi)).flatten(1).mean(1)
 
 
-# --- Sampling: an anchor, a branch for each SDE step, a tail for each granularity
-# ----------------------------------------------------
+# --- Sampling: an anchor, a branch for each SDE step, a tail for each granularity ---
 
 
 def tail_steps(settings: Settings, sde_step: int, granularity: int) -> list[int]:
-    """Return the steps at which a tail calls the model after an SDE step; from the last of them it jumps to sigma = 0 (Eq. 10)."""
+    """Return the steps at which a tail calls the model, until it jumps to sigma = 0 (Eq. 10)."""
     return [sde_step + 1, *range(sde_step + 2, settings.steps + 1, granularity)][:-1]
 
 
@@ -208,22 +208,23 @@ def sample(
     return torch.stack(clean), transitions
 
 
-# --- Advantages and loss
-# ------------------------------------------------------------------------------------------------------------
+# --- Advantages and loss ---
 
 
 def advantages_of(settings: Settings, scores: torch.Tensor, weights: list[float]) -> torch.Tensor:
-    """Return the advantages [K, G] of scores [R, K, J, G]: standardized in each group, summed over granularities and rewards."""
+    """Return the advantages [K, G] of scores [R, K, J, G].
+
+    Standardized in each group, then summed over granularities and rewards.
+    """
     scores = scores.double()
     away = scores - scores.mean(-1, keepdim=True)
     standardized = away / (scores.std(-1, keepdim=True) + 1e-8)  # Eq. 4 and 8
     spread = scores.amax(-1, keepdim=True) - scores.amin(-1, keepdim=True)
-    equal = spread <= 8 * torch.finfo(torch.float32).eps * scores.abs().amax(
-        -1, keepdim=True
-    )  # but for a scorer's last bits
-    summed = (
-        standardized.where(~equal, 0.0).float().sum(2)
-    )  # Eq. 11: multi-granularity advantage integration
+    # Equal but for a scorer's last bits
+    largest = scores.abs().amax(-1, keepdim=True)
+    equal = spread <= 8 * torch.finfo(torch.float32).eps * largest
+    # Eq. 11: multi-granularity advantage integration
+    summed = standardized.where(~equal, 0.0).float().sum(2)
     return torch.einsum("r,rkg->kg", torch.tensor(weights), summed).clamp(
         -settings.advantage_clip, settings.advantage_clip
     )
@@ -249,14 +250,16 @@ def iterate(
     noises: list[torch.Tensor],
     optimizer: torch.optim.Optimizer,
 ) -> dict[str, float]:
-    """Do one iteration for one prompt: sample, score, compare, learn. Returns means of the scores, and the gradient's norm."""
+    """Do one iteration for one prompt: sample, score, compare, learn.
+
+    Returns means of the scores, and the gradient's norm.
+    """
     prompt = model.encode(text)
     clean, transitions = sample(model, settings, prompt, initial, noises)
     images = model.decode(clean.flatten(0, 2))
     shape = clean.shape[:3]  # K, J, G
-    scores = torch.stack(
-        [reward(images, text).view(shape) for reward in rewards.values()]
-    )  # [R, K, J, G]
+    scored = [reward(images, text).view(shape) for reward in rewards.values()]
+    scores = torch.stack(scored)  # [R, K, J, G]
     advantages = advantages_of(settings, scores, [settings.rewards[name] for name in rewards])
     optimizer.zero_grad()
     for (step, state, following, old), own in zip(transitions, advantages):
@@ -275,11 +278,9 @@ def iterate(
 
 
 def load_pickscore(models: Path) -> Callable[[torch.Tensor, str], torch.Tensor]:
-    """Load the small PickScore: how well each image fits the text, as the cosine of CLIP's embeddings, scaled."""
-    clip, processor = (
-        CLIPModel.from_pretrained(models / "pickscore").eval(),
-        CLIPProcessor.from_pretrained(models / "pickscore_processor"),
-    )
+    """Load the small PickScore: how well an image fits the text, by CLIP's cosine, scaled."""
+    clip = CLIPModel.from_pretrained(models / "pickscore").eval()
+    processor = CLIPProcessor.from_pretrained(models / "pickscore_processor")
 
     @torch.no_grad()
     def score(images: torch.Tensor, text: str) -> torch.Tensor:

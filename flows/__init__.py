@@ -1,4 +1,7 @@
-"""Prefect flows over DVC's graph. DVC stays the only graph and the only cache; `dvc repro` never needs this package."""
+"""Prefect flows over DVC's graph, the only graph and cache; `dvc repro` works without them.
+
+Experimental: main works without it.
+"""
 
 import os
 import sys
@@ -24,13 +27,15 @@ for _name, _value in {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_CLIENT_MAX_RETRIES": "10",  # a server that restarts within minutes ends no run
     # with the default (in memory), a restarted server never frees the slots taken before
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    ),
 }.items():
     os.environ.setdefault(_name, _value)
 
 
 def version_problem(installed: Mapping[str, str]) -> str | None:
-    """Return one line about the first package whose version is known to fail; None if all are good."""
+    """Describe the first package whose version is known to fail; None if all are good."""
     for package, good, consequence in KNOWN:
         if package not in installed:
             return f"{package} is not installed: pip install 'g2rpo[flows]'"

@@ -1,4 +1,4 @@
-"""Makes the artifacts of a flow run from the files that exist: results, report and images at its end, a training's curve while it goes on.
+"""Make a flow run's artifacts: results, report and images at its end, curves during training.
 
 The training knows nothing of Prefect: everything is read from the files that it writes.
 """
@@ -32,14 +32,15 @@ from pipeline.graph import Stage
 
 GRID_PROMPTS = 6
 GRID_PIXELS = 128  # of one image's side
-RECORDS = "*/{run}/*/records.jsonl"  # training/loop.py's CURVE in the scratch folder of distributed/checkpoint.py, by profile
-# the last of tracking/display.py
+# training/loop.py's CURVE in the scratch folder of distributed/checkpoint.py, by profile
+RECORDS = "*/{run}/*/records.jsonl"
+# LIVE is that of tracking/display.py
 RESUME, LIVE = SCRATCH / "train", Path(".cache", "live")
 LAST_ROWS = 12
 
 
 def publish(root: Path, stages: dict[str, Stage]) -> None:
-    """Add the artifacts to the calling flow run; leave out what no stage has made yet and what `stages` do not make."""
+    """Add artifacts of what `stages` make and exists to the calling flow run."""
     groups = {stage.group for stage in stages.values()}
     runs = sorted(
         (stage.name.split("@")[1] for stage in stages.values() if "@" in stage.name), key=natural
@@ -66,9 +67,9 @@ def publish(root: Path, stages: dict[str, Stage]) -> None:
 
 @contextmanager
 def at_most_a_warning(what: str, said: set[type]) -> Iterator[None]:
-    """Log an error of the block in one line, the first of its kind only: nothing that is only shown ends a run.
+    """Log an error of the block in one line, the first of its kind only, and go on.
 
-    said: the kinds that were logged before.
+    Nothing that is only displayed may end a run. said: the kinds that were logged before.
     """
     try:
         yield
@@ -99,7 +100,7 @@ def results(root: Path) -> list[dict]:
 
 
 def reward_curve(folder: Path, runs: list[str]) -> str | None:
-    """Draw every held-out reward of the runs in a folder against its iterations; return the URL of an image, or None without a run."""
+    """Draw the held-out rewards of a folder's runs; return an image's URL, None without a run."""
     curves = {
         run: read_curve(file) for run in runs if (file := folder / run / HELDOUT_CURVE).exists()
     }
@@ -107,7 +108,7 @@ def reward_curve(folder: Path, runs: list[str]) -> str | None:
 
 
 def curve_image(curves: dict[str, list[dict]], prefixes: tuple[str, ...]) -> str | None:
-    """Draw the columns with these prefixes against the iteration; return the URL of an image, or None without such a column.
+    """Draw columns with these prefixes by iteration; return an image's URL, or None without any.
 
     One chart per reward, one line per run and prefix.
     """
@@ -158,9 +159,10 @@ def read_curve(file: Path) -> list[dict]:
 
 
 def image_grid(root: Path, runs: list[str]) -> str | None:
-    """Lay out the images of the first test prompts, one row per model, the base first; return a URL, or None without images.
+    """Lay out the images of the first test prompts; return a URL, or None without images.
 
-    If several checkpoints or numbers of steps were evaluated, it shows the first by name.
+    One row per model, the base first. If several checkpoints or numbers of steps were evaluated,
+    it shows the first by name.
     """
     models = [
         path
@@ -200,7 +202,7 @@ class Live:
         self.artifacts: dict[str, UUID] = {}
 
     def update(self) -> None:
-        """Update the artifacts to the last record; do nothing before the first. Any error of the server or of the files passes."""
+        """Update the artifacts to the last record, if any; server and file errors propagate."""
         file = self._file()
         records = read_records(file) if file else []
         if not file or not records:
@@ -236,7 +238,10 @@ class Live:
             client.update_artifact(self.artifacts[name], ArtifactUpdate(data=data))
 
     def _file(self) -> Path | None:
-        """Return the newest file of records, unless it is older than the stage: then an attempt with other settings left it."""
+        """Return the newest file of records; None if it is older than the stage.
+
+        An older one is from an attempt with other settings.
+        """
         files = (self.project / RESUME).glob(RECORDS.format(run=self.run)) if self.run else ()
         written = {file: file.stat().st_mtime for file in files}
         newest = max(written, key=written.__getitem__, default=None)
@@ -244,7 +249,10 @@ class Live:
 
 
 def read_records(file: Path) -> list[dict]:
-    """Return every complete line: the last may be half written; empty if the run has ended and removed its file."""
+    """Return every complete line, as the last may be half written; empty if the file is gone.
+
+    A run removes its file when it ends.
+    """
     try:
         lines = file.read_text().split("\n")[:-1]
     except FileNotFoundError:

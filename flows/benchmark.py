@@ -1,7 +1,7 @@
-"""Measures what a flow costs over `dvc repro` when nothing has changed; `python -m flows.benchmark` in an up-to-date checkout.
+"""Measure what a flow costs over `dvc repro` when nothing has changed.
 
-Both are timed from the start of their process to its end, in turn, against one running Prefect
-server.
+Run `python -m flows.benchmark` in an up-to-date checkout. Both are timed from the start of their
+process to its end, in turn, against one running Prefect server.
 """
 
 import os
@@ -18,7 +18,7 @@ from flows.server import local_server
 
 
 def seconds(command: list[str], says: str, environment: dict[str, str]) -> float:
-    """Return how long `command` takes; end if it fails or does not print `says`, so that an outdated checkout is not timed."""
+    """Time a command; exit if it fails or does not print `says`, as in an outdated checkout."""
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     taken = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Deploys the flows on Prefect's server, one run of each at a time, and marks runs whose process has ended.
+"""Deploy the flows on Prefect's server, one run of each at a time, and mark dead runs.
 
 Prefect reads PREFECT_API_URL when it is imported: `flows.serve` imports this once its server is
 there.
@@ -27,7 +27,10 @@ LOOK_EVERY = 15.0  # seconds between two looks at the runs' processes
 
 
 def deployments(args: Namespace) -> list:
-    """Return one deployment per flow, with one run at a time; a run that is due meanwhile is cancelled, and its state says why."""
+    """Return one deployment per flow, each with one run at a time.
+
+    A run that is due meanwhile is cancelled, and its state says why.
+    """
     one_at_a_time = ConcurrencyLimitConfig(
         limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW
     )
@@ -61,7 +64,7 @@ def limit_tag(tag: str, slots: int) -> None:
 
 
 def crash_dead_runs() -> None:
-    """Mark a run as Crashed once its process is gone in two looks in a row, so that its deployment's slot is free again.
+    """Mark runs as Crashed whose process was gone in two looks in a row, to free their slots.
 
     Silence proves nothing: a machine that slept has runs that go on. Runs until this process ends.
     """

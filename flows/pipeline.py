@@ -1,4 +1,4 @@
-"""The flows: `reproduce`, `train`, `evaluate`, `report`. Each asks DVC what there is to do, and runs one task per stage."""
+"""The flows `reproduce`, `train`, `evaluate` and `report`: a task for each stage that DVC names."""
 
 import os
 import threading
@@ -58,7 +58,7 @@ def report() -> State:
 
 
 def unscored(stages: dict[str, Stage]) -> dict[str, Stage]:
-    """Return the stages `evaluate…` whose training (and all else that they need) is up to date; log the others."""
+    """Return the stages `evaluate…` whose needs are up to date; log the others."""
     ready = {}
     for name, stage in stages.items():
         if not stage.group.startswith("evaluate"):
@@ -73,7 +73,7 @@ def unscored(stages: dict[str, Stage]) -> dict[str, Stage]:
 
 
 def run_chosen(choose: Callable[[dict[str, Stage]], dict[str, Stage]], side_by_side: int) -> State:
-    """Run the stages that `choose` takes from the current graph; an error that the user can fix ends in one line."""
+    """Run the stages of the graph that `choose` returns; a UserError becomes one line."""
     try:
         stages = read_graph()
         # seconds; only after it is known what else has changed
@@ -88,7 +88,7 @@ def run_chosen(choose: Callable[[dict[str, Stage]], dict[str, Stage]], side_by_s
 
 
 def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
-    """Run each stage after those it needs, at most `side_by_side` at once, and return the state of the whole.
+    """Run each stage after those it needs, at most `side_by_side` at once; return the end state.
 
     A stage after a failed one does not run; independent ones do. SIGTERM (a cancelled run) ends the
     process groups of all running stages; then Prefect's own exception is raised.
@@ -126,7 +126,7 @@ def run_stages(stages: dict[str, Stage], side_by_side: int) -> State:
 
 
 def outcome(ended: dict[str, State]) -> State:
-    """Return the state of a flow run from the states of its stages: what failed and how, and what therefore did not run."""
+    """Return a flow run's state from its stages': which failed and how, and which did not run."""
     failed = [
         state.message
         for state in ended.values()

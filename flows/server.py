@@ -1,4 +1,4 @@
-"""The Prefect server of the flows: starts one on this machine behind a key, and waits for one that is away."""
+"""The flows' Prefect server: start one on this machine behind a key, or wait for one elsewhere."""
 
 import fcntl
 import os
@@ -38,7 +38,7 @@ def healthy(api: str) -> bool:
 
 @contextmanager
 def claim_home() -> Iterator[Path]:
-    """Keep Prefect's home to this process until the block ends; UserError if another `flows.serve` has it.
+    """Hold the lock of Prefect's home in the block; UserError if another `flows.serve` has it.
 
     It holds the database, so two checkouts never share deployments. Without PREFECT_HOME it is in
     this checkout.
@@ -63,9 +63,9 @@ def claim_home() -> Iterator[Path]:
 
 @contextmanager
 def local_server(port: int, home: Path) -> Iterator[str]:
-    """Run a server on this machine, with its SQLite file and its key in `home`, until the block ends; yield its API's address.
+    """Run a server on this machine until the block ends; yield its API's address.
 
-    UserError if the port is taken.
+    home: of its SQLite file and its key. UserError if the port is taken.
     """
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -86,7 +86,10 @@ def local_server(port: int, home: Path) -> Iterator[str]:
 
 
 def make_key(api: str, home: Path) -> None:
-    """Give this process and its children a new key for the server at `api`, and write it to a file that only this user can read."""
+    """Set a new key for the server at `api` in this process, and write it to a private file.
+
+    Child processes inherit it; only this user can read the file.
+    """
     key = os.environ.setdefault(
         "PREFECT_SERVER_API_AUTH_STRING", f"g2rpo:{secrets.token_urlsafe(32)}"
     )
@@ -154,7 +157,10 @@ failed: list[str] = []  # why this process ends
 
 
 def start_server(port: int) -> subprocess.Popen:
-    """Start a server on loopback that only pages of its own address may ask; it needs a key if PREFECT_SERVER_API_AUTH_STRING is set."""
+    """Start a server on loopback that only pages of its own address may ask.
+
+    It needs a key if PREFECT_SERVER_API_AUTH_STRING is set.
+    """
     command = [
         sys.executable,
         "-m",
@@ -195,7 +201,7 @@ def stop_server(process: subprocess.Popen, number: signal.Signals = signal.SIGTE
 def wait_until_healthy(
     api: str, process: subprocess.Popen | None = None, limit: float = START_LIMIT
 ) -> None:
-    """Wait until the server answers; UserError if it does not within `limit` seconds, or if its process has ended.
+    """Wait until the server answers; UserError after `limit` seconds or if its process ends.
 
     process: the server's own, which must be what listens at `api`, not a stranger's program.
     """

@@ -33,7 +33,10 @@ TRANSIENT = "TryAgain"  # the state's name after a temporary failure
 
 @dataclass
 class Output:
-    """A callback for a stage's output: it passes each line to Prefect's log, and progress bars to an artifact, both at intervals."""
+    """Callback for a stage's output: lines to Prefect's log, progress bars to an artifact.
+
+    Both at intervals.
+    """
 
     stage: str
     live: Live
@@ -58,7 +61,7 @@ class Output:
         get_run_logger().info("%s", text.text)
 
     def show(self, percent: float, line: str) -> None:
-        """Update the progress artifact to `percent`, and the other live artifacts; skip what fails."""
+        """Update the progress artifact to `percent`, and the live ones; failures are skipped."""
         with at_most_a_warning("no progress shown", self.failed):
             if self.artifact is None:
                 self.artifact = create_progress_artifact(
@@ -110,11 +113,10 @@ def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
 
 
 def make_state(stage: Stage, ended: Ended, output: Output) -> State:
-    """Return the end of a stage's process as a Prefect state; a failure leaves its last lines as an artifact."""
+    """Return a stage's end as a Prefect state; a failure's last lines become an artifact."""
     if ended.by == "stop":
-        return Cancelled(
-            message="its process group was ended; training resumes from its checkpoint the next time"
-        )
+        message = "its process group was ended; training resumes from its checkpoint the next time"
+        return Cancelled(message=message)
     # Success: DVC says whether it ran the stage
     if ended.by == "itself" and ended.status == 0:
         if output.says(r"^Stage '.*' didn't change, skipping"):

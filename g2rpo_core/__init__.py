@@ -1,4 +1,4 @@
-"""Aligns flow text-to-image models by online RL: G²RPO (Granular-GRPO) and its baselines on one engine."""
+"""Aligns flow-matching text-to-image models with online RL: G²RPO and baselines on one engine."""
 
 import os
 

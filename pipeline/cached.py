@@ -1,4 +1,4 @@
-"""Says what DVC's cache has: outputs that it would restore, and finished runs that would be lost if their stage ran."""
+"""Look up DVC's cache: what it would restore, and finished runs that it does not have."""
 
 import filecmp
 import json
@@ -41,7 +41,7 @@ def unstored(out: Any) -> bool:
 
 
 def restorable(stage: Any, params: Params, coming: Coming) -> dict[str, str] | None:
-    """Return the hashes of the outputs that DVC would restore instead of running a stage; None if it would run it, or if nobody knows.
+    """Return the output hashes that DVC would restore for a stage, or None if it may run it.
 
     params: the values of a parameter file as they will be then. The stage in memory is changed,
     nothing on disk is.
@@ -50,7 +50,8 @@ def restorable(stage: Any, params: Params, coming: Coming) -> dict[str, str] | N
         for dep in stage.deps:
             path = Path(dep.def_path)
             if isinstance(dep, ParamsDependency):
-                dep.hash_info = HashInfo("params", params(dep))  # type: ignore[arg-type] # as DVC does
+                # As DVC does
+                dep.hash_info = HashInfo("params", params(dep))  # type: ignore[arg-type]
             elif coming.get(str(path)):
                 dep.hash_name, dep.hash_info, dep.meta = (
                     "md5",
@@ -76,10 +77,10 @@ def restorable(stage: Any, params: Params, coming: Coming) -> dict[str, str] | N
 
 
 def check_kept(project: Path, stage: str) -> None:
-    """Check, before DVC starts a training, that a finished run in its place can be had again; UserError if nothing else has it.
+    """Raise UserError if a finished run would be lost when DVC starts its training again.
 
-    DVC's cache has it, or the scratch folder, from which the training publishes it again. DVC
-    itself removes it without a word.
+    It is safe in DVC's cache, or in the scratch folder, from which the training publishes it again.
+    DVC itself removes it without a word.
     """
     if not stage.startswith("train@"):
         return

@@ -1,4 +1,9 @@
-"""Tells from facts why outputs differ: files changed by hand, edits, another processor, threads or versions; and where it began."""
+"""Find why outputs differ, and in which stage it began.
+
+Causes are facts: files changed by hand, edits, another processor, threads or versions.
+
+Experimental: main works without it.
+"""
 
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -28,7 +33,10 @@ def first_to_differ(graph: Mapping[str, Stage], stages: Iterable[str]) -> list[s
 def causes(
     first: list[str], different: list[str], lock: Mapping[str, dict], outputs: Outputs
 ) -> list[str]:
-    """Return the likely causes as phrases, the surest first; first: the stages of `first_to_differ`."""
+    """Return the likely causes as phrases, the surest first.
+
+    first: the stages of `first_to_differ`.
+    """
     touched = by_hand(different, outputs)
     found = (
         [f"changed after a stage made it (or dvc.lock was put back): {_listed(touched)}"]
@@ -68,7 +76,7 @@ def by_hand(different: Iterable[str], outputs: Outputs) -> list[str]:
 
 
 def edited(stages: Iterable[str], lock: Mapping[str, dict], outputs: Outputs) -> list[str]:
-    """Return the code and settings that these stages read and that are not those of the committed lock."""
+    """Return the code and settings of these stages that differ from the committed lock."""
     files: list[str] = []
     for stage in stages:
         known = lock.get(stage, {})
@@ -86,7 +94,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def changed_files(path: str) -> list[str]:
-    """Return what git sees changed below a path since the commit of the lock; the path itself if it sees nothing."""
+    """Return the paths below `path` changed since the lock's commit, or itself if git sees none."""
     since = _git("log", "-1", "--format=%H", "--", "dvc.lock") or ["HEAD"]
     tracked = _git("diff", "--name-only", "--relative", since[0], "--", path)
     return [*tracked, *_git("ls-files", "--others", "--exclude-standard", "--", path)] or [path]
@@ -97,7 +105,7 @@ def _git(*words: str) -> list[str]:
 
 
 def machine_here() -> dict[str, Any]:
-    """Describe this machine; threads and numerics are not this process's, but those of the stages that ran here."""
+    """Describe this machine, with threads and numerics of the stages that ran here."""
     written = read_json(MACHINE, dict) if MACHINE.exists() else {}
     return describe_machine() | {
         key: written[key] for key in ("threads", "numerics") if key in written
@@ -127,15 +135,16 @@ def machine_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> li
 
 
 def _processors(*both: Any) -> tuple[str, ...]:
-    """Return the names of two processors, with their numbers and instructions if the names are equal."""
+    """Return two processors' names, with numbers and instructions if the names are equal."""
     known: list[dict] = [one if isinstance(one, dict) else {} for one in both]
     names = [str(one.get("name", "not known")) for one in known]
     if names[0] != names[1]:
         return tuple(names)
+    own = [[each for each in INSTRUCTIONS if one.get(each)] for one in known]
     return tuple(
         f"{name}, family {one.get('family')}, model {one.get('model')}, "
-        f"with {' '.join(each for each in INSTRUCTIONS if one.get(each)) or 'none of ' + ' '.join(INSTRUCTIONS)}"
-        for name, one in zip(names, known)
+        f"with {' '.join(instructions or ['none of', *INSTRUCTIONS])}"
+        for name, one, instructions in zip(names, known, own)
     )
 
 

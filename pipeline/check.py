@@ -1,4 +1,4 @@
-"""Checks params.yaml, its profile, its prompt files and this machine before any work; `python -m pipeline.check`.
+"""Check params.yaml, its profile, its prompt files and this machine before any work.
 
 Prints one line for every problem that can be found, and exits with status 1 if there is any.
 """
@@ -36,7 +36,8 @@ from g2rpo_core.tracking.display import not_installed
 from stages.entry import arguments, ends_in_one_line
 from stages.paths import REPORTS
 
-TINY_GIB = 2.0  # models, runs, evaluations and checkpoints of profile tiny, and room for DVC's cache of them
+# Models, runs, evaluations and checkpoints of profile tiny, and room for DVC's cache of them
+TINY_GIB = 2.0
 
 
 @ends_in_one_line
@@ -56,7 +57,10 @@ def main() -> None:
 
 
 def complaints() -> Iterator[str]:
-    """Yield every problem, some more than once; parts that depend on a broken part are checked as far as possible."""
+    """Yield every problem, some more than once.
+
+    Parts that depend on a broken part are checked as far as possible.
+    """
     run, problems = attempt(load_run)
     yield from problems
     name = _profile_named()
@@ -92,7 +96,7 @@ def _profile_named() -> str | None:
 def _prompt_problems(
     name: str, settings: PromptSettings, embed: EmbedSettings | None
 ) -> Iterator[str]:
-    """Yield what is wrong with the files of prompts, or with prompts that were made from older files."""
+    """Yield problems of prompt files, and of prompts that older files made."""
     # Each file by itself
     on_disk = {
         testing: isinstance(settings.test if testing else settings.train, str)
@@ -128,7 +132,10 @@ def _prompt_problems(
 
 
 def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
-    """Tell whether the stage `prompts` would make other prompts with the same settings: DVC does not see that a file changed."""
+    """Tell whether the stage `prompts` would now make other prompts with the same settings.
+
+    DVC does not see that a file changed.
+    """
     made = [Path("prompts", name, f"{part}.parquet") for part in ("train", "test")]
     written = REPORTS / "profile.yaml"
     if not written.exists() or section_of(written, "prompts", PromptSettings) != settings:
@@ -138,7 +145,7 @@ def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
 
 
 def _unscored_prompts(name: str, profile: Profile) -> Iterator[str]:
-    """Yield which rewards have no score for which prompts, as far as their texts say: a training ends at the first.
+    """Yield the rewards that cannot score some prompts, by their texts: training ends at the first.
 
     Prompts of a data set are not known yet.
     """
@@ -176,7 +183,7 @@ def _unscored_prompts(name: str, profile: Profile) -> Iterator[str]:
 
 
 def _reward_problems(path: Path) -> Iterator[str]:
-    """Yield what is wrong with the user's own rewards in a profile whose other sections may be wrong."""
+    """Yield problems of the user's own rewards; other sections of the profile may be wrong."""
     resolved, _ = attempt(lambda: resolve(path))
     section = resolved.data.get("rewards") if resolved else None
     section = section if isinstance(section, dict) else {}
@@ -186,7 +193,10 @@ def _reward_problems(path: Path) -> Iterator[str]:
 
 
 def _tokenizer(name: str):
-    """Return what counts a prompt's tokens: built here, or read from the profile's models; None if they are missing or damaged."""
+    """Return a function that counts a prompt's tokens.
+
+    Built here, or read from the profile's models; None if they are missing or damaged.
+    """
     try:
         if settings := section_of(profile_path(name), "models", BuiltModels):
             base = ARCHITECTURES[BASES[settings.base]]
@@ -226,7 +236,7 @@ def _machine_problems(name: str, profile: Profile) -> Iterator[str]:
 
 
 def disk_gib(profile: Profile) -> float:
-    """Return the GiB that the profile writes in this folder while one run of its first method trains, by `g2rpo plan`."""
+    """Return the GiB that a run of the profile's first method writes here, by `g2rpo plan`."""
     if profile.models.source != "hub":
         return TINY_GIB
 

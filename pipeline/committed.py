@@ -1,7 +1,9 @@
-"""Finds what the last commit says of the pipeline's outputs: their hashes, and as far as they are at hand here, their contents.
+"""Read the committed outputs of the pipeline: hashes, and contents where they are at hand.
 
 Contents are in DVC's cache, or in git where a stage's output is committed. A clone has no cache: of
 a folder only its hash is known.
+
+Experimental: main works without it.
 """
 
 import hashlib
@@ -32,7 +34,7 @@ class Outputs:
     stages: dict[str, str]
     """Of every output by its path: its stage."""
     deps: dict[str, dict[str, Any]]
-    """Of every stage: the hash of all that it reads by its path; of a file of settings, those that it reads."""
+    """For every stage the hash of each input by path; of a settings file, those that it reads."""
     cache: Path
     """DVC's."""
 
@@ -84,7 +86,7 @@ def committed_json(path: str) -> Any:
 
 @contextmanager
 def content(path: str, md5: str, cache: Path) -> Iterator[Path | None]:
-    """Give a file with the committed content of an output, by its hash; None if it is not at hand."""
+    """Yield a file with the committed content of an output, or None if it is not at hand."""
     cached = cache / md5[:2] / md5[2:]
     if cached.is_file() and md5_of(cached) == md5:
         yield cached
@@ -100,7 +102,7 @@ def content(path: str, md5: str, cache: Path) -> Iterator[Path | None]:
 
 
 def files_in(md5: str, cache: Path) -> dict[str, str] | None:
-    """Return the hash of every file in a committed folder, from DVC's cache; None if it is not there."""
+    """Return the hashes of the files in a committed folder, or None if DVC's cache lacks it."""
     listing = cache / md5[:2] / md5[2:]
     if not listing.is_file():
         return None

@@ -83,7 +83,10 @@ def side(name: str) -> Side:
 
 
 def read_commit(name: str) -> Side:
-    """Read the evaluations of a commit's own profile from DVC's cache, else its committed means; UserError if it has neither."""
+    """Read a commit's own evaluations from DVC's cache, else its committed means.
+
+    UserError if it has neither.
+    """
     known = [
         *(path.stem for path in Path("profiles").glob("*.yaml")),
         *(path.parent.name for path in Path("studies").glob("*/params.yaml")),
@@ -123,7 +126,7 @@ def read_commit(name: str) -> Side:
 def committed_means(
     files: DVCFileSystem, run: dict, evaluation: EvaluationSettings
 ) -> Iterator[pd.DataFrame]:
-    """Yield the mean rewards of the base and of each run of params.yaml as tables of scores (`SCORES`) without a prompt_id."""
+    """Yield mean rewards of the base and each run as tables of `SCORES` without prompt_id."""
     for method, seed in [BASE, *product(run["methods"], run["seeds"])]:
         means = json.loads(files.read_text(METRICS / f"{run_name(method, seed)}.json"))
         about = {
@@ -223,7 +226,10 @@ def _row(change: Line, names: dict[str, str]) -> str:
 
 
 def _is_known(change: Line) -> bool:
-    """Tell whether a change has an interval: means without their scores by prompt have none with fewer than three seeds."""
+    """Tell whether a change has an interval.
+
+    Means without scores by prompt have none with fewer than three seeds.
+    """
     return not any(isnan(low) for low, _ in change.intervals)
 
 

@@ -1,4 +1,7 @@
-"""Compares what two reports conclude: the sign and the significance of every comparison in their report.json."""
+"""Compare the conclusions of two reports: sign and significance in their report.json.
+
+Experimental: main works without it.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +19,10 @@ Key = tuple[str, ...]  # who, against whom, in what, on which part
 
 
 def comparisons_in(report: Any, path: Path) -> dict[Key, Mapping] | None:
-    """Return the comparisons of a report.json; None if it was written before it had any, UserError if they are damaged."""
+    """Return the comparisons of a report.json, or None if an older version wrote it.
+
+    UserError if they are damaged.
+    """
     if not isinstance(report, dict):
         raise UserError(complaint(path, "is not a JSON object"))
     if "comparisons" not in report:
@@ -31,7 +37,7 @@ def comparisons_in(report: Any, path: Path) -> dict[Key, Mapping] | None:
 
 
 def changed(before: Mapping[Key, Mapping], after: Mapping[Key, Mapping]) -> list[str]:
-    """Return a sentence for every comparison whose conclusion is another, or that only one of both has."""
+    """Return a sentence for every comparison that changed or that only one report has."""
     sentences = []
     for key in before.keys() | after.keys():
         was, now = before.get(key), after.get(key)
@@ -43,7 +49,10 @@ def changed(before: Mapping[Key, Mapping], after: Mapping[Key, Mapping]) -> list
 
 
 def conclusion(one: Mapping) -> str:
-    """Return what a comparison says; one that was named beforehand holds if its whole interval is above minus its margin."""
+    """Return what a comparison says.
+
+    One that was named beforehand holds if its whole interval is above minus its margin.
+    """
     _, low, high = interval(one)
     if "margin" in one:
         return "confirmed" if low > -one["margin"] else "not confirmed"

@@ -61,7 +61,10 @@ class Stage:
 
 
 def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
-    """Return every stage of the DVC project in a folder, each after all that it needs; UserError if DVC cannot read it."""
+    """Return every stage of a DVC project, each after the stages it needs.
+
+    UserError if DVC cannot read the project.
+    """
     try:
         repo = Repo(str(project), _wait_for_lock=True)
         with lock_repo(repo):
@@ -109,7 +112,7 @@ def explain(error: DvcException) -> str:
 
 
 def _changed(node) -> bool:
-    """Tell whether a stage has changed, as in `dvc status`; one whose files another run is using counts as changed."""
+    """Tell whether a stage has changed, as in `dvc status`, or another run uses its files."""
     try:
         return bool(node.status())
     except LockError:
@@ -127,7 +130,10 @@ def _meta(node) -> FlowMeta:
 
 
 def chosen(stages: dict[str, Stage], targets: Iterable[str]) -> dict[str, Stage]:
-    """Return the targets (names, or those of a whole matrix) and all that they need, in order; without a target every stage."""
+    """Return the targets and all that they need, in order; without a target every stage.
+
+    targets: names, or those of a whole matrix.
+    """
     targets = list(targets)
     if not targets:
         return stages

@@ -1,8 +1,10 @@
-"""Makes the runs of params.yaml jobs on a Slurm cluster: writes files for `sbatch`, and submits them.
+"""Write what params.yaml names as Slurm jobs, and submit them on request.
 
 Without --method it is everything that params.yaml names: one job that prepares models, prompts and
 embeddings, one for each run, the base and each published model, and one for the report, each after
 those that it needs. What is up to date gets no job. DVC knows a run when its job has ended.
+
+Experimental: main works without it.
 """
 
 import argparse
@@ -126,7 +128,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
 
 
 def campaign(args: argparse.Namespace) -> tuple[str, list[Job]]:
-    """Return the profile and the jobs, each after those that it needs; UserError if one could not start."""
+    """Return the profile and the jobs in order of need; UserError if one could not start."""
     # Late, so that --help does not wait for torch
     from g2rpo_core.config import load_profile, load_run, profile_path
     from pipeline.graph import read_graph
@@ -214,7 +216,7 @@ def _job_of(
 
 
 def _check(profile, training, args: argparse.Namespace) -> None:
-    """Check that training and evaluation take the job's number of processes; UserError otherwise."""
+    """Raise UserError if training or evaluation does not take the job's number of processes."""
     asked = ({"training": training.processes} if training else {}) | {
         "evaluation": profile.evaluation.processes
     }

@@ -1,4 +1,7 @@
-"""Shows the jobs that `g2rpo launch` submitted from this folder: number, state, and how the log ends."""
+"""Show the jobs that `g2rpo launch` submitted from this folder: number, state, end of the log.
+
+Experimental: main works without it.
+"""
 
 import argparse
 import subprocess
@@ -35,7 +38,7 @@ def submitted() -> dict[str, str]:
 
 
 def queued() -> dict[str, str]:
-    """Return number -> state, and why it waits, of the user's jobs in Slurm's queue; UserError without Slurm."""
+    """Return the user's queued jobs as number -> state and reason; UserError without Slurm."""
     try:
         done = subprocess.run(
             ["squeue", "--me", "--noheader", "--format=%i %T %r"], capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""Runs a command in its own process group, passes on its output as it comes, and ends the whole group."""
+"""Run a command in its own process group, pass on its output, and end the whole group."""
 
 import codecs
 import os
@@ -63,6 +63,20 @@ class Lines:
         self._rest = self._rest[end:]
 
 
+def _started(
+    command: Sequence[str], environment: Mapping[str, str] | None, folder: Path | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
 def run_group(
     command: Sequence[str],
     on_text: Callable[[Text], None],
@@ -79,15 +93,7 @@ def run_group(
     group gets SIGTERM, and SIGKILL after `grace` seconds. stdout and stderr go to `on_text`
     together, from another thread; what it raises is raised here.
     """
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        cwd=folder,
-        start_new_session=True,
-    )
+    process = _started(command, environment, folder)
     assert process.stdout
     started = time.monotonic()
     kill_at: float | None = None
@@ -131,7 +137,7 @@ def run_group(
 
 
 def _pass_on(output: IO[bytes], on_text: Callable[[Text], None], over: threading.Event) -> None:
-    """Pass on what is printed until the output ends, or until nothing more comes after `over` is set."""
+    """Pass on output until it ends, or until nothing more comes after `over` is set."""
     lines = Lines()
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)

@@ -1,8 +1,12 @@
-"""Rehearses a profile on any machine: the real stages at true size, as one of many simulated processes on simulated GPUs.
+"""Rehearse a profile on any machine: the real stages at true size on simulated GPUs.
+
+Each part runs as one of many simulated processes.
 
 Each stage runs in its own process (`pipeline.rehearsal`). Its cost is measured operation by
 operation: memory of GPU and host by phase, floating-point operations, what is sent between
 processes, and what would be on disk.
+
+Experimental: main works without it.
 """
 
 import argparse
@@ -168,7 +172,10 @@ def rehearsed(
     phases: Sequence[str],
     disk_rate: float,
 ) -> Rehearsal:
-    """Run the parts that the phases need, in parallel, and the resumed run after them, because it needs the first run's files."""
+    """Run the parts that the phases need in parallel, and resume after them.
+
+    The resumed run needs the first run's files.
+    """
     from pipeline.rehearsal import stub
     from pipeline.rehearsal.inputs import make_inputs
 
@@ -243,7 +250,7 @@ def parts(phases: Sequence[str], machines: Machines) -> Iterator[Part]:
 
 
 def starts(profile: "Profile", method: str, machines: Machines) -> Iterator[str]:
-    """Yield the sections whose number of processes is not that of the GPUs, so that the run would not start."""
+    """Yield the sections whose number of processes is not that of the GPUs: no run would start."""
     sections = {
         "training": profile.run(method).training.processes,
         "evaluation": profile.evaluation.processes,
@@ -257,7 +264,7 @@ def starts(profile: "Profile", method: str, machines: Machines) -> Iterator[str]
 
 
 def write_profile(name: str, method: str) -> Path:
-    """Write the profile, with two iterations that include everything; return the folder for the rehearsal's files."""
+    """Write the profile with two iterations that include everything; return its folder."""
     from g2rpo_core.config import profile_path, resolve
 
     # Two iterations, each with a measurement and a checkpoint, and one short evaluation
@@ -290,31 +297,24 @@ def write_profile(name: str, method: str) -> Path:
 def run_part(
     library: Path, home: Path, profile: str, method: str, part: Part, machines: Machines
 ) -> dict:
-    """Return the figures of one part, whose process loads the library of `stub`; UserError if it ended without any."""
+    """Run one part with the library of `stub` and return its figures.
+
+    UserError if it ended without any.
+    """
     # Processes of other stages never wait for each other: one alone costs the same
     gpus, nodes = (machines.gpus, machines.nodes) if part.stage in ("train", "resume") else (1, 1)
     whose = "base" if part.base else method
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.rehearsal",
-        str(library),
-        part.stage,
-        "--home",
-        str(home.resolve()),
-        "--profile",
-        profile,
-        "--method",
-        whose,
-        "--gpus",
-        str(gpus),
-        "--nodes",
-        str(nodes),
-        "--memory",
-        str(machines.memory - RESERVE_GIB),
-        "--rank",
-        str(part.rank),
-    ]
+    options = {
+        "home": home.resolve(),
+        "profile": profile,
+        "method": whose,
+        "gpus": gpus,
+        "nodes": nodes,
+        "memory": machines.memory - RESERVE_GIB,
+        "rank": part.rank,
+    }
+    command = [sys.executable, "-m", "pipeline.rehearsal", str(library), part.stage]
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     # A GPU of this machine takes no part
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env)
@@ -347,7 +347,10 @@ def summary(
     problems: list[str],
     disk_rate: float,
 ) -> Rehearsal:
-    """Return the figures of a method from the reports of its parts, by title; add to the problems if SIGTERM leaves too little time."""
+    """Sum up a method from the reports of its parts, by title.
+
+    Adds to the problems if SIGTERM leaves too little time.
+    """
     training = profile.run(method).training
     highest = peaks(reports)
     peak = {phase: round(highest[phase], 2) for phase in phases if phase in highest}
@@ -357,9 +360,8 @@ def summary(
     seconds: Counter = Counter()
     for one, phase in train["phases"].items():
         if one != "monitor":
-            seconds[one] = (
-                phase["flops"] * SLOWER.get(one, 1) / ITERATIONS / (ASSUMED_TFLOPS * 1e12)
-            )
+            flops = phase["flops"] * SLOWER.get(one, 1) / ITERATIONS
+            seconds[one] = flops / (ASSUMED_TFLOPS * 1e12)
     sent = collectives_by_phase(train["collectives"], machines)
     for phase in sent.keys() & {"rollout", "update", "optimizer"}:
         seconds[phase] += sent[phase]["seconds"]
@@ -368,13 +370,11 @@ def summary(
     # What is on disk, and the time until a checkpoint is there
     groups = min(training.parallel.shard_size or machines.gpus, machines.gpus)
     whole = train["written"].get("checkpoint", 0) * groups  # of one copy of the weights
-    disk = whole * (training.checkpoints.keep + 1) + train["written"].get("weights", 0) * (
-        1 + len(training.snapshots)
-    )
-    # the one before may just have been begun
-    grace = 2 * whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / max(
-        1, train["updates"] / ITERATIONS
-    )
+    disk = whole * (training.checkpoints.keep + 1)
+    disk += train["written"].get("weights", 0) * (1 + len(training.snapshots))
+    # The checkpoint before may just have been begun
+    updates = max(1, train["updates"] / ITERATIONS)
+    grace = 2 * whole / (disk_rate * 1e9 * machines.nodes) + seconds["update"] / updates
     if grace > training.checkpoints.grace:
         problems.append(
             f"SIGTERM: a call and two checkpoints of {whole / GIB:.0f} GiB take {grace:.0f} s at "
@@ -382,26 +382,27 @@ def summary(
             f"training.checkpoints.grace, now {training.checkpoints.grace:g}, to more"
         )
     fits = not problems and max(peak.values(), default=0.0) + RESERVE_GIB <= machines.memory
+    rounded = lambda figures: {key: round(value, 2) for key, value in figures.items()}
     return Rehearsal(
-        name,
-        method,
-        fits,
-        peak,
-        {
-            phase: {key: round(value, 2) for key, value in figures.items()}
-            for phase, figures in sent.items()
-        },
-        round(host_bytes(reports, machines) / GIB, 1),
-        round(disk / GIB, 1),
-        round(iteration, 1),
-        round(iteration * training.iterations / 3600, 1),
-        round(grace, 1),
-        problems,
+        profile=name,
+        method=method,
+        fits=fits,
+        peak_gib=peak,
+        collectives={phase: rounded(figures) for phase, figures in sent.items()},
+        host_gib=round(host_bytes(reports, machines) / GIB, 1),
+        disk_gib=round(disk / GIB, 1),
+        seconds_per_iteration=round(iteration, 1),
+        hours=round(iteration * training.iterations / 3600, 1),
+        grace_seconds=round(grace, 1),
+        problems=problems,
     )
 
 
 def peaks(reports: dict[str, dict]) -> dict[str, float]:
-    """Return the most GiB that a GPU held in each phase of PHASES; all that the parts embed and evaluate did is one phase."""
+    """Return the peak GiB of a GPU in each phase of PHASES.
+
+    All that the parts embed and evaluate did is one phase.
+    """
     peak: dict[str, float] = {}
     for title, report in reports.items():
         if title == LAST:
@@ -417,7 +418,10 @@ def peaks(reports: dict[str, dict]) -> dict[str, float]:
 
 
 def host_bytes(reports: dict[str, dict], machines: Machines) -> float:
-    """Return the most bytes on a node's host: of one process, or in training of all, the first of which may hold more."""
+    """Return the peak bytes on a node's host: of one process, or of all in training.
+
+    The first process of a training may hold more than the others.
+    """
     most = max(
         (phase["host"] for report in reports.values() for phase in report["phases"].values()),
         default=0,
@@ -434,7 +438,7 @@ def host_bytes(reports: dict[str, dict], machines: Machines) -> float:
 
 
 def collectives_by_phase(collectives: list[dict], machines: Machines) -> dict[str, Counter]:
-    """Return for each phase of an iteration the calls, the GB that a GPU sends, and the seconds that this takes."""
+    """Return calls, GB sent per GPU and seconds of an iteration's collectives, by phase."""
     sent: dict[str, Counter] = {}
     for kind in collectives:
         rate = machines.rate(kind["between_nodes"])

@@ -1,4 +1,4 @@
-"""Runs DVC's graph, several stages at a time, for flows and studies. DVC decides what a stage has to do."""
+"""Run DVC's graph, several stages at a time; DVC decides what a stage has to do."""
 
 import os
 import queue
@@ -45,7 +45,7 @@ def run_graph(
     start: Callable[[Stage, bool, Callable[[], None]], T],
     end: Callable[[str, T], bool],
 ) -> None:
-    """Start every stage after those it needs have ended, at most `side_by_side` at once; return when all have ended.
+    """Run stages in order of need, at most `side_by_side` at once, until all have ended.
 
     start(stage, needs_to_run, done) begins a stage and calls `done` when it ends; needs_to_run: it
     has changed, or one before it ran. end(name, what start returned) says whether the stage ran;
@@ -81,7 +81,7 @@ def repro(
     time_limit: float | None = None,
     on_busy: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run `dvc repro --single-item` of a stage in its project, after any other run that is using the same files.
+    """Run `dvc repro --single-item` of a stage after other runs that use its files.
 
     on_text: gets what is printed; on_busy: called once when it has to wait. UserError as
     `check_kept`.
@@ -125,7 +125,7 @@ def repro(
 
 
 def grace_of(project: Path) -> float:
-    """Return the seconds from SIGTERM to SIGKILL of a project's stages: time for a checkpoint of any of its methods, and a margin."""
+    """Return the seconds from SIGTERM to SIGKILL: any method's checkpoint, and a margin."""
     profile = project / "reports" / "profile.yaml"
     if not profile.exists():
         return GRACE

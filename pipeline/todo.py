@@ -1,4 +1,4 @@
-"""Says which stages `dvc repro` would run, why, and for how long: `g2rpo todo`.
+"""Say which stages `dvc repro` would run, why, and for how long: `g2rpo todo`.
 
 Nothing is run or written. Settings are those of the profile as it is now, whether the stage
 `profile` has written them or not.
@@ -137,7 +137,10 @@ def due(repo: Repo) -> Iterator[Due]:
 
 
 def changes(stage: Any, params: Params) -> Iterator[str]:
-    """Yield why a stage of DVC's that has run would run again; params: the values of a parameter file as they will be then."""
+    """Yield why a stage that has run would run again.
+
+    params: the values that a parameter file will have then.
+    """
     made = [Path(out.def_path) for other in stage.repo.index.stages for out in other.outs]
     if missing := [str(out.def_path) for out in stage.outs if not out.exists]:
         yield f"not here: {some(missing)}"
@@ -171,7 +174,7 @@ def at(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def seconds_of(stage: str) -> float | None:
-    """Return how long the training took when it last ran here, or that of another seed; None if it is not known."""
+    """Return the seconds of this training's last run, or another seed's; None if unknown."""
     group, _, run = stage.partition("@")
     others = sorted(TIMINGS.glob(f"{run.rpartition('-')[0]}-*.json")) if group == "train" else []
     for file in sorted(others, key=lambda other: other.stem != run):

@@ -1,8 +1,10 @@
-"""Compares the outputs of this checkout with the committed ones; `python -m pipeline.verify`, or `make verify`.
+"""Compare the outputs of this checkout with the committed ones: `make verify`.
 
 It says of every output that differs how far it is from the committed one, whether the report's
 conclusions are the same, and what the likely cause is. Exit status: 0 if all are equal, 2 if they
 differ and the conclusions are the same, 1 otherwise.
+
+Experimental: main works without it.
 """
 
 import sys
@@ -94,7 +96,7 @@ def state_of(here: str | None, committed: str | None) -> str:
 
 
 def how_far(path: Path, md5: str | None, cache: Path) -> Iterator[tuple[str, bool]]:
-    """Yield lines on how far an output is from the committed one, each with whether it tells of a damaged file."""
+    """Yield lines on how far an output is from the committed one, and whether it is damaged."""
     if md5 is None:
         yield "the committed dvc.lock has no such output", False
     elif md5.endswith(".dir") != path.is_dir():
@@ -106,7 +108,7 @@ def how_far(path: Path, md5: str | None, cache: Path) -> Iterator[tuple[str, boo
 
 
 def folder_apart(folder: Path, md5: str, cache: Path) -> Iterator[tuple[str, bool]]:
-    """Yield a line for the first few files of every kind that differ, and the number of the others."""
+    """Yield a line for the first few differing files of every kind, and count the others."""
     before = files_in(md5, cache)
     if before is None:
         yield NOT_AT_HAND, False
@@ -154,7 +156,7 @@ def file_apart(path: Path, name: str, md5: str, cache: Path) -> tuple[str, bool]
 
 
 def conclusions_problem() -> str | None:
-    """Print how both reports' conclusions compare; return what speaks against these, None if nothing does."""
+    """Print how the conclusions compare; return what speaks against them, None if nothing does."""
     if not REPORT.exists():
         return f"{REPORT} is missing, so no conclusions can be compared"
     if REPORT.read_bytes() == committed_file(str(REPORT)):

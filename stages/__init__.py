@@ -1,4 +1,4 @@
-"""The stages of the pipeline: each module reads its parameters, calls g2rpo_core and writes its outputs.
+"""The stages of the pipeline: each reads its parameters, calls g2rpo_core, writes its outputs.
 
 All of them start offline. `models`, `prompts` and `published` may access a hub if the settings name
 one: `allow_hub`.
@@ -28,6 +28,5 @@ def allow_hub() -> None:
         from huggingface_hub import constants  # late, so that --help does not wait for it
 
         os.environ["HF_HUB_OFFLINE"] = "0"
-        constants.HF_HUB_OFFLINE = (
-            False  # which it read when it was imported, and looks at in each request
-        )
+        # Not the variable: the library read that when it was imported, and looks at this
+        constants.HF_HUB_OFFLINE = False

@@ -16,16 +16,14 @@ from stages.paths import RunPaths
 if TYPE_CHECKING:  # DVC is an extra
     from dvc.stage import Stage
 
-BUSY_TRIES, BUSY_WAIT = (
-    120,
-    5.0,
-)  # seconds between two tries of DVC while another of its runs has the same files
+BUSY_TRIES = 120
+BUSY_WAIT = 5.0  # seconds between two tries of DVC while another of its runs has the same files
 
 
 def commit(
     stage: str, args: SimpleNamespace, paths: RunPaths, unchanged: Callable[[], bool]
 ) -> bool:
-    """Commit to DVC the outputs of a stage that DVC did not start: the next `dvc repro` would delete them and run it again.
+    """Commit the outputs of a stage that DVC did not start, or `dvc repro` would run it again.
 
     Only if DVC's own command of that stage is this one, and `unchanged`: settings and dependencies
     are those that it began with. Return whether DVC knows them now, or there is no DVC here; False
@@ -50,9 +48,8 @@ def commit(
         )
         return False
     done = update_profile(project)
-    if (
-        not done.returncode and stage.startswith("train@") and project == Path(".")
-    ):  # it depends on what it starts from, or on nothing
+    # It depends on what it starts from, or on nothing
+    if not done.returncode and stage.startswith("train@") and project == Path("."):
         done = _dvc("repro", "--single-item", "published", project=project)
     if not done.returncode:
         done = _dvc("commit", "--force", stage, project=project)
@@ -69,7 +66,7 @@ def commit(
 
 
 def options_of(stage: str, project: Path) -> dict[str, str]:
-    """Return the options of the command by which DVC would run a stage (`train@g2rpo-1`); empty if it has no such stage."""
+    """Return the options of DVC's command for a stage (`train@g2rpo-1`); empty if there is none."""
     try:
         from dvc.exceptions import DvcException
     except ImportError:
@@ -86,25 +83,28 @@ def options_of(stage: str, project: Path) -> dict[str, str]:
 
 
 def load_stage(stage: str, project: Path) -> "Stage":
-    """Load a stage (`train@g2rpo-1`) of the DVC project in a folder; given a name alone, DVC reads the dvc.yaml of the working folder."""
+    """Load a stage (`train@g2rpo-1`) of the DVC project in a folder.
+
+    Given a name alone, DVC reads the dvc.yaml of the working folder.
+    """
     from dvc.repo import Repo
 
     return Repo(str(project)).stage.load_one(path=str(project / "dvc.yaml"), name=stage)
 
 
 def commit_command(stage: str, project: Path) -> str:
-    """Return what to type, in the main project's folder, so that DVC keeps the outputs of a stage as they are."""
+    """Return what to type in the main project's folder, so that DVC keeps a stage's outputs."""
     return f"{'' if project == Path('.') else f'cd {project} && '}dvc commit -f {stage}"
 
 
 def update_profile(project: Path = Path(".")) -> subprocess.CompletedProcess[str]:
-    """Run DVC's stage `profile`, unless it is up to date: stages that run read its output, and would block it."""
+    """Run DVC's stage `profile` unless up to date: stages that run read its output and block it."""
     checked = _dvc("status", "--quiet", "profile", project=project)
     return _dvc("repro", "profile", project=project) if checked.returncode else checked
 
 
 def _dvc(*words: str, project: Path) -> subprocess.CompletedProcess[str]:
-    """Run DVC, which waits for its lock; also wait for another of its runs that has the same files, for ten minutes."""
+    """Run DVC, which waits for its lock; wait ten minutes for its other runs on the same files."""
     for _ in range(BUSY_TRIES):
         command = [sys.executable, "-m", "dvc", "--wait-for-lock", *words]
         done = subprocess.run(command, cwd=project, capture_output=True, text=True)

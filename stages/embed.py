@@ -1,7 +1,7 @@
 """Stage `embed`: encodes the prompts with the pipeline's text encoders into sharded Parquet."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -47,22 +47,11 @@ def main(runtime: Runtime = REAL) -> None:
         return
     folder = ModelStore(models).folder("pipeline")
     with runtime.phase("load"):
-        base, pipeline = (
-            read_architecture(folder),
-            text_encoders(folder, dtype=DTYPES[settings.dtype]),
-        )
+        base = read_architecture(folder)
+        pipeline = text_encoders(folder, dtype=DTYPES[settings.dtype])
         pipeline.to(device_of(None))
     limit = settings.max_sequence_length
-    for name, prompts in sets.items():
-        if not of_data_set(files[name]):
-            check_lengths(prompts, base.tokenizer(pipeline), limit)
-            continue
-        sets[name] = without_long(prompts, base.tokenizer(pipeline), limit)
-        if count := len(prompts) - len(sets[name]):
-            print(
-                f"{count} of {len(prompts)} {name} prompts were left out: "
-                f"over embed.max_sequence_length = {limit}"
-            )
+    sets = _fitting(sets, files, base.tokenizer(pipeline), limit)
     note_short_encoders([prompt for prompts in sets.values() for prompt in prompts], pipeline)
     config = base.transformer.load_config(folder / "transformer")
     # Find what an interrupted run has written, and check the room for the rest
@@ -79,24 +68,36 @@ def main(runtime: Runtime = REAL) -> None:
     with runtime.phase("embed"):
         negative = encode_negative(pipeline, limit)
         for name, prompts in sets.items():
+            out = folder / "out" / name
             if name in online:
-                write_online(folder / "out" / name, prompts, settings.dtype, limit)
+                write_online(out, prompts, settings.dtype, limit)
             else:
-                with tqdm(
-                    desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2
-                ) as bar:
-                    write(
-                        folder / "out" / name,
-                        prompts,
-                        encoded,
-                        settings.dtype,
-                        settings.shard_rows,
-                        bar.update,
-                    )
-            write_negative(folder / "out" / name, negative, settings.dtype)
+                bar = tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2)
+                with bar:
+                    write(out, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
+            write_negative(out, negative, settings.dtype)
     runtime.publish(folder / "out", embeddings)
     made.note(key, embeddings)
     runtime.discard(folder)
+
+
+def _fitting(
+    sets: Mapping[str, Sequence[Prompt]], files: Mapping[str, Path], tokenizer, limit: int
+) -> dict[str, Sequence[Prompt]]:
+    """Return the prompts that fit: all of a file must, of a data set the others are left out."""
+    fitting = {}
+    for name, prompts in sets.items():
+        if not of_data_set(files[name]):
+            check_lengths(prompts, tokenizer, limit)
+            fitting[name] = prompts
+            continue
+        fitting[name] = without_long(prompts, tokenizer, limit)
+        if count := len(prompts) - len(fitting[name]):
+            print(
+                f"{count} of {len(prompts)} {name} prompts were left out: "
+                f"over embed.max_sequence_length = {limit}"
+            )
+    return fitting
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reads the arguments and sections of a stage, and ends it in one line on an error that the user can fix."""
+"""Reads a stage's arguments and sections; ends it in one line on an error that users can fix."""
 
 import functools
 import os
@@ -9,15 +9,18 @@ from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from tqdm import tqdm
 
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, TransientError, UserError
 from g2rpo_core.foundation.files import what_lacks
-from g2rpo_core.foundation.profiles import OF_BASE
+from g2rpo_core.foundation.profiles import OF_BASE, study_path
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import show_any_text, visible
+
+if TYPE_CHECKING:  # its package loads torch
+    from g2rpo_core.config import ResolvedRun
 
 P = ParamSpec("P")
 
@@ -39,20 +42,14 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
 
 
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
-    """Return the named sections of a profile that was checked as a whole, with the study's changes; a stage sees no others.
+    """Return the named sections of a profile that was checked as a whole; a stage sees no others.
 
-    Compute by the profile's numerics from now on. With the section `methods` comes `run`, which
-    resolves one of its entries; `drawn` is written into the resolved profile by the stage
-    `profile`.
+    A study's changes are in them. This process computes by the profile's numerics from now on. With
+    the section `methods` comes `run`, which resolves one of its entries; `drawn` is written into
+    the resolved profile by the stage `profile`.
     """
     # Late, so that --help does not wait for torch
-    from g2rpo_core.config import (
-        evaluated_together,
-        load_profile,
-        load_study,
-        profile_path,
-        study_path,
-    )
+    from g2rpo_core.config import evaluated_together, load_profile, load_study, profile_path
     from g2rpo_core.numerics.portable import use
 
     study = load_study(args.study) if args.study else None
@@ -71,10 +68,23 @@ def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     )
 
 
-def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
-    """Turn a UserError, and what the machine lacks, into one line and exit status 1, or 75 if the same command may work later.
+def entry_of(args: SimpleNamespace, settings: SimpleNamespace) -> "ResolvedRun":
+    """Return the entry of `methods` to train; UserError if the profile or study has none."""
+    if args.method not in settings.methods:
+        file = (
+            f"{study_path(args.study)}: entries"
+            if args.study
+            else f"profiles/{args.profile}.yaml: methods"
+        )
+        raise UserError(f"{file}: there is no {args.method!r}, only {', '.join(settings.methods)}")
+    return settings.run(args.method)
 
-    Ctrl-C and SIGTERM end it in one line with status 143.
+
+def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
+    """Turn a UserError, and what the machine lacks, into one line and an exit status.
+
+    That is 1, or 75 if the same command may work later. Ctrl-C and SIGTERM end it in one line with
+    status 143.
     """
 
     @functools.wraps(main)

@@ -1,4 +1,4 @@
-"""Stage `evaluate`: samples the test prompts with one run, the base model or published weights, and scores the images."""
+"""Stage `evaluate`: samples and scores the test prompts with a run, base or published weights."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +30,13 @@ def main(runtime: Runtime = REAL) -> None:
     evaluation, (models, embeddings) = settings.evaluation, model_folders(args)
     runtime.check_device(ModelStore(models))
     (processes, device), name = runtime.join(evaluation.processes), run_name(args.method, args.seed)
-    runtime.claim("evaluate", f"{paths.name}/{name}", processes)
+    home = f"{paths.name}/{name}"
+    runtime.claim("evaluate", home, processes)
 
     # Read what is evaluated, and find the state of an interrupted evaluation
     weights = find_weights(args.profile, args.method, name, paths, evaluation)
     drawn = drawn_of(args.method, settings.drawn)
-    forget_finished(f"{paths.name}/{name}", paths.runs / name, processes)
+    forget_finished(home, paths.runs / name, processes)
     store = EmbeddingStore(embeddings := embeddings / "test")
     with runtime.phase("load"):
         scorers = registry.load(evaluation.rewards, models, device, settings.rewards, runtime)
@@ -46,9 +47,7 @@ def main(runtime: Runtime = REAL) -> None:
         "drawn": drawn_of(args.method, now.drawn),
     }
     dependencies = [*declared_code("evaluate"), models / LOCK, embeddings, *weights.files]
-    folder = runtime.scratch(
-        "evaluate", f"{paths.name}/{name}", decides(settings), dependencies, processes
-    )
+    folder = runtime.scratch("evaluate", home, decides(settings), dependencies, processes)
     may_lack = registry.max_missing(evaluation.rewards, settings.rewards)
     whole = partial(Evaluation, folder, evaluation, weights.checkpoints, store, may_lack, processes)
     parts = {
@@ -71,10 +70,8 @@ def main(runtime: Runtime = REAL) -> None:
             policy.use_base(pipeline)
         return policy
 
-    for method in drawn:
-        parts[method].run(
-            run_name(method, args.seed), partial(load, drawn[method]), pipeline, scorers, share
-        )
+    for method, how in drawn.items():
+        parts[method].run(run_name(method, args.seed), partial(load, how), pipeline, scorers, share)
     if processes.rank > 0:
         return
 
@@ -105,7 +102,7 @@ class Weights:
 def find_weights(
     profile: str, method: str, name: str, paths: RunPaths, evaluation: EvaluationSettings
 ) -> Weights:
-    """Return the weights of the base, of published weights or of a run; UserError if the stage before has not made them."""
+    """Return the weights of the base, of published weights or of a run; UserError if not made."""
     if method == BASE[0]:
         return Weights(None, ("final",), (), "evaluate_base")
     published = Path("published", profile, method)

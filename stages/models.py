@@ -1,4 +1,4 @@
-"""Stage `models`: builds every model of a profile (tiny) or downloads it from the hub, and writes their lock file."""
+"""Stage `models`: builds the models of a profile (tiny) or downloads them, and locks them."""
 
 from pathlib import Path
 

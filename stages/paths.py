@@ -12,9 +12,8 @@ from g2rpo_core.foundation.profiles import folders_of
 
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
-OTHERS = (
-    REPORTS / "others"
-)  # of profiles that params.yaml does not name, run by hand: git and DVC do not know it
+# Of profiles that params.yaml does not name, run by hand: git and DVC do not know it
+OTHERS = REPORTS / "others"
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class RunPaths:
 
     @property
     def timings(self) -> Path:
-        """Return the folder of seconds, which differ from run to run, so that DVC does not hash them."""
+        """Return the folder of seconds, which DVC does not hash: they differ from run to run."""
         return self.reports / "timings"
 
 
@@ -59,12 +58,15 @@ def run_paths(profile: str, study: str | None) -> RunPaths:
 
 
 def model_folders(args: SimpleNamespace) -> tuple[Path, Path]:
-    """Return the folders of models and embeddings: the profile's, or those of one of a study's bases (`--study my_study/base-2`)."""
+    """Return the folders of models and embeddings: the profile's, or those of a study's base.
+
+    A base is `--study my_study/base-2`.
+    """
     return folders_of(args.profile, args.study)
 
 
 def declared_code(stage: str) -> list[Path]:
-    """Return the packages and files of code that a stage declares to DVC; a run can resume while they stay the same."""
+    """Return the code that a stage declares to DVC; a run can resume while it stays the same."""
     stages = read_yaml(ROOT / "dvc.yaml")["stages"]
     return [
         ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))
@@ -73,10 +75,11 @@ def declared_code(stage: str) -> list[Path]:
 
 @contextmanager
 def renewed(folder: Path, last: str) -> Iterator[Path]:
-    """Make a folder anew in the block, as DVC removes outputs before a run; if that fails, the old one is there as it was.
+    """Make a folder anew in the block; if that fails, the old one is there as it was.
 
-    It may be a symlink, which stays. After a kill in the block, the next start puts the old one
-    back first; last: the file that is written last, so that with it the new one is whole.
+    So DVC removes outputs before a run. It may be a symlink, which stays. After a kill in the
+    block, the next start puts the old one back first; last: the file that is written last, so that
+    with it the new one is whole.
     """
     there = folder.resolve()
     old = there.with_name(f".{there.name}.old")

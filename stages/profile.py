@@ -46,7 +46,10 @@ def main() -> None:
 def written_data(
     data: dict, methods: Iterable[str] | None = None, published: Iterable[str] = ()
 ) -> dict:
-    """Return what this stage writes of a resolved profile: also the empty sections that stages depend on, and `Profile.drawn`."""
+    """Return what this stage writes of a profile, with empty sections and `Profile.drawn`.
+
+    Stages depend on those sections.
+    """
     data = {
         "numerics": "native",
         **data,
@@ -69,12 +72,8 @@ def write_profile(
     data = written_data(data, methods, published)
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
-    (
-        yaml.default_flow_style,
-        yaml.sort_base_mapping_type_on_output,
-        yaml.allow_unicode,
-        yaml.width,
-    ) = None, False, True, 130
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = None, False
+    yaml.allow_unicode, yaml.width = True, 130
     yaml.representer.add_representer(str, _quoted)
     text = io.StringIO(f"# Written by the stage `profile` from {source}.\n")
     text.seek(0, io.SEEK_END)
@@ -83,7 +82,7 @@ def write_profile(
 
 
 def _quoted(representer: SafeRepresenter, value: str) -> ScalarNode:
-    """Quote what holds a colon, as a reward's class does: DVC's parser refuses it between braces."""
+    """Quote what holds a colon, as a reward's class: DVC's parser refuses it between braces."""
     return representer.represent_scalar(
         "tag:yaml.org,2002:str", value, style='"' if ":" in value else None
     )

@@ -29,10 +29,8 @@ def main() -> None:
     ):
         counts = {"twice": chosen.repeated[name], "test prompts": as_test}
         left_out = {why: count for why, count in counts.items() if count}
-        path, data_set = (
-            Path("prompts", args.profile, f"{name}.parquet"),
-            not isinstance(getattr(settings, name), str),
-        )
+        path = Path("prompts", args.profile, f"{name}.parquet")
+        data_set = not isinstance(getattr(settings, name), str)
         write_prompts(path, prompts, left_out, data_set=data_set)
     repeated = sum(chosen.repeated.values())
     also = (

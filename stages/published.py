@@ -1,7 +1,7 @@
-"""Stage `published`: fetches the published or exported weights that params.yaml names, checks them, and writes a lock file for each.
+"""Stage `published`: fetches the weights that params.yaml names, checks them, writes their locks.
 
-Also of those that a method starts from (`training.start`), in `start`: empty for the others, so
-that nothing of theirs changes.
+These are published or exported weights. Also of those that a method starts from (`training.start`),
+in `start`: empty for the others, so that nothing of theirs changes.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Stage `report`: writes a self-contained report.html, report.md, their numbers as JSON, charts as images, and seconds.
+"""Stage `report`: writes a self-contained report.html, report.md, their numbers, and charts.
 
-A study also gets its results.parquet. If it has no evaluations, as in a clone, its page is made
-from that table.
+Numbers are JSON, charts images; seconds have a file of their own. A study also gets its
+results.parquet. If it has no evaluations, as in a clone, its page is made from that table.
 """
 
 from pathlib import Path
@@ -113,8 +113,7 @@ def write_report(compared: Compared, paths: RunPaths, title: Title, study: str |
     if study:
         write_results(paths.reports.parent / "results.parquet", measured)
     else:
-        # No output of DVC, as it differs from machine to machine; committed, so that `make verify`
-        # can tell
+        # No output of DVC: machines differ. It is committed, so that `make verify` can tell
         write_json(paths.reports / "machine.json", describe_machine())
     # In a file of their own, so that the page's hash is the same every time
     seconds = read_seconds(compared.names, compared.seeds, timings, compared.labels)

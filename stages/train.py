@@ -1,29 +1,26 @@
-"""Stage `train`: trains one method with one seed and keeps the weights and the records of its iterations."""
+"""Stage `train`: trains a method with a seed; keeps the weights and the iterations' records."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
-from g2rpo_core.config import study_path
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import FINISHED, last_iteration, still_decide
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
 from g2rpo_core.distributed.runtime import REAL, Runtime
-from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_json
-from g2rpo_core.foundation.runs import TRAINING_RECORDS, run_name, start_of
+from g2rpo_core.foundation.runs import run_name, start_of
 from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
 from g2rpo_core.tracking.display import Display
-from g2rpo_core.training.drift import history
-from g2rpo_core.training.loop import bytes_needed, finish, train
-from g2rpo_core.training.metrics import heldout_means, write_records
+from g2rpo_core.training.loop import bytes_needed, finish, train, write_finished
+from g2rpo_core.training.metrics import heldout_means
 from g2rpo_core.training.rewards import load_rewards, say_what_is_cut
 from g2rpo_core.training.trainer import Trainer
 from stages.dvc import commit
-from stages.entry import arguments, ends_in_one_line, say, sections
+from stages.entry import arguments, ends_in_one_line, entry_of, say, sections
 from stages.paths import declared_code, model_folders, run_paths
 
 SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
@@ -34,23 +31,9 @@ def main(runtime: Runtime = REAL) -> None:
     args = arguments(__doc__, "profile", "method", "seed", "study")
     read = lambda: sections(args, *SECTIONS)
     paths, settings = run_paths(args.profile, args.study), read()
-    if args.method not in settings.methods:
-        file = (
-            f"{study_path(args.study)}: entries"
-            if args.study
-            else f"profiles/{args.profile}.yaml: methods"
-        )
-        raise UserError(f"{file}: there is no {args.method!r}, only {', '.join(settings.methods)}")
-    run, name = settings.run(args.method), run_name(args.method, args.seed)
-    method, sampling, training, monitor = (
-        run.method,
-        run.sampling,
-        run.training,
-        run.training.monitor,
-    )
-    processes, device = runtime.join(
-        training.processes, training.prompts_per_iteration, training.checkpoints.grace
-    )
+    run, name = entry_of(args, settings), run_name(args.method, args.seed)
+    training, grace = run.training, run.training.checkpoints.grace
+    processes, device = runtime.join(training.processes, training.prompts_per_iteration, grace)
     processes.share(training.prompts_per_iteration)  # refused before anything loads
     models, embeddings = model_folders(args)
     runtime.check_device(store := ModelStore(models))
@@ -58,7 +41,7 @@ def main(runtime: Runtime = REAL) -> None:
     started = start_of(Path("published", args.profile), args.method)
     start = runtime.start(ModelStore(started, "published"), training.start)
     runtime.claim("train", f"{paths.name}/{name}", processes)
-    termination = Termination(training.checkpoints.grace).watch()
+    termination = Termination(grace).watch()
 
     # Load what is trained, on which prompts and by which rewards
     with runtime.phase("load"):
@@ -68,68 +51,58 @@ def main(runtime: Runtime = REAL) -> None:
             int(args.seed),
             training.parallel,
             processes,
-            method.objective.needs_base,
+            run.method.objective.needs_base,
             start,
             runtime,
-            **policy_settings(sampling.drawn, device, **sampling.size),
+            **policy_settings(run.sampling.drawn, device, **run.sampling.size),
         )
         prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
         prompts.load_encoders(store.folder("pipeline"), device)
         rewards, monitored = load_rewards(training, models, device, settings.rewards, runtime)
-    say_what_is_cut(rewards | monitored, prompts, held_out, monitor.prompts, processes)
+    say_what_is_cut(rewards | monitored, prompts, held_out, training.monitor.prompts, processes)
     trainer = Trainer(run, policy, prompts, rewards, int(args.seed), processes, termination)
 
     # Train from the last checkpoint on, unless DVC alone has not taken the finished run
-    dependencies = [
-        *declared_code("train"),
-        models / LOCK,
-        embeddings,
-        *([started / LOCK] if start else []),
-    ]
+    dependencies = [*declared_code("train"), models / LOCK, embeddings]
+    dependencies += [started / LOCK] if start else []
     end = "training.iterations" if training.lr_scheduler == "constant" else None
     folder = runtime.scratch(
         "train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes, end
     )
     runtime.check_room(bytes_needed(trainer, folder), f"training {name}", processes)
-    display = Display(f"{paths.name}/{name}", trainer, held_out, last_iteration(folder))
-    trainer.watch = display.group
     missing = registry.max_missing(list(monitored), settings.rewards)
     measure = lambda: heldout_means(
-        policy, held_out, monitored, monitor.prompts, sampling, processes, missing
+        policy, held_out, monitored, training.monitor.prompts, run.sampling, processes, missing
     )
+    display = Display(f"{paths.name}/{name}", trainer, held_out, last_iteration(folder))
     if not (folder / FINISHED).exists():
-        try:
-            records = train(trainer, folder, measure, display.record, display.warn)
-        except Terminated:
-            if processes.rank == 0:
-                say(
-                    f"{name}: stopped as asked after iteration {last_iteration(folder)}; "
-                    "the same command resumes from there"
-                )
-            sys.exit(STATUS)
-        finally:
-            display.finish()
-        finish(trainer, folder, records)
+        train_to_end(trainer, folder, name, measure, display)
 
     # Publish the run; it is kept here until DVC knows it, so that the next start ends at once
     if processes.rank == 0:
-        records, out = read_json(folder / FINISHED, list), folder / "out"
-        (out / TRAINING_RECORDS).unlink(missing_ok=True)  # it may be a link to what DVC has
-        write_records(
-            records,
-            name,
-            out,
-            paths.timings,
-            history(records, training, method.num_updates(sampling.steps)),
-        )
-        runtime.publish(out, paths.runs / name)
-        if commit(
-            f"train@{name}",
-            args,
-            paths,
-            lambda: still_decide(folder, decides(read(), args), dependencies),
-        ):
+        write_finished(run, name, folder, paths.timings)
+        runtime.publish(folder / "out", paths.runs / name)
+        unchanged = lambda: still_decide(folder, decides(read(), args), dependencies)
+        if commit(f"train@{name}", args, paths, unchanged):
             runtime.release(folder)
+
+
+def train_to_end(
+    trainer: Trainer, folder: Path, name: str, measure: Callable[[], dict], display: Display
+) -> None:
+    """Train from the last checkpoint on, and write the weights aside; exit if asked to stop."""
+    trainer.watch = display.group
+    try:
+        records = train(trainer, folder, measure, display.record, display.warn)
+    except Terminated:
+        at = last_iteration(folder)
+        line = f"{name}: stopped as asked after iteration {at}; the same command resumes from there"
+        if trainer.processes.rank == 0:
+            say(line)
+        sys.exit(STATUS)
+    finally:
+        display.finish()
+    finish(trainer, folder, records)
 
 
 def decides(settings: SimpleNamespace, args: SimpleNamespace) -> dict[str, object]:

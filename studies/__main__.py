@@ -2,7 +2,7 @@
 
     python -m studies run compare      skips finished stages and resumes interrupted ones
     python -m studies verify compare   compares the hashes of a run here with the committed ones
-    python -m studies new my_study     makes a folder studies/my_study to edit: methods, seeds, changes to the profile
+    python -m studies new my_study     makes a folder studies/my_study to edit
     python -m studies list
 
 `python -m studies compare` is `run compare`. Several stages run side by side, each with its share
@@ -33,7 +33,8 @@ GRAPH = STUDIES / "study.yaml"
 # These files make a folder its own DVC project with the main one's cache. git ignores them, so DVC
 # must not ask git.
 PROJECT = {
-    ".dvc/config": "[core]\n    analytics = false\n    no_scm = true\n[cache]\n    dir = {up}../.dvc/cache\n",
+    ".dvc/config": "[core]\n    analytics = false\n    no_scm = true\n"
+    "[cache]\n    dir = {up}../.dvc/cache\n",
     ".dvcignore": "__pycache__\n.venv\n",
 }
 PARAMS = """\
@@ -44,13 +45,13 @@ seeds: [1, 2, 3]
 title: {title}
 about: >-
   What is compared here, and at what budgets: the first lines of the report.
-equal: [iterations] # which cost all runs share: iterations, evaluations, compute, seconds, or nothing
+equal: [iterations] # what all runs share: iterations, evaluations, compute, seconds, or nothing
 methods: [g2rpo, dance_grpo]
 entries:
   g2rpo: {{}}
   dance_grpo: {{}}
 changes: {{}}
-comparisons: [] # to name before the runs: {{method: g2rpo, against: dance_grpo}}, and perhaps reward: verifier
+comparisons: [] # named before the runs: {{method: g2rpo, against: dance_grpo, reward: verifier}}
 """
 
 
@@ -97,9 +98,10 @@ def names() -> list[str]:
 
 
 def run(name: str, side_by_side: int) -> None:
-    """Update what the study uses of the main project, then the study: its stages, report, table, hashes and seconds.
+    """Update the main project's prompts, models and embeddings, then the study.
 
-    That are prompts, models and embeddings; a study with bases builds the last two for each.
+    That is its stages, report, table, hashes and seconds. A study with bases builds models and
+    embeddings for each.
     """
     study, folder = load_study(name), STUDIES / name
     if (profile := load_run().profile) != study.profile:
@@ -149,7 +151,10 @@ def run(name: str, side_by_side: int) -> None:
 
 
 def write_project(folder: Path, up: str = "../../", files: Mapping[str, str] | None = None) -> None:
-    """Make a folder a DVC project with these files (None: the graph of all studies); up: the way to the main project."""
+    """Make a folder a DVC project with these files, or the graph of all studies.
+
+    up: the path to the main project.
+    """
     for file, text in {**PROJECT, **(files or {"dvc.yaml": GRAPH.read_text()})}.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text.replace("{up}", up))
@@ -161,7 +166,7 @@ def homes(study: Study) -> list[Path]:
 
 
 def named_hashes(study: Study) -> pd.DataFrame:
-    """Return the hashes of the base and of the runs that a study names, on each of its bases; UserError if it was never run here."""
+    """Return the hashes of a study's base and runs, on each of its bases; UserError without any."""
     named = [
         "base-0",
         *(run_name(method, seed) for method in study.methods for seed in study.seeds),
@@ -177,7 +182,7 @@ def named_hashes(study: Study) -> pd.DataFrame:
 
 
 def verify(name: str) -> None:
-    """Compare every run with the committed one; print the others, and end with status 1 if one differs or is missing."""
+    """Print runs that differ from the committed ones or are missing; exit status 1 if any."""
     compared = states(read_committed(STUDIES / name / "runs.txt"), named_hashes(load_study(name)))
     counts = compared.str.split().str[0].value_counts()
     print(

@@ -1,7 +1,7 @@
-"""Makes each base of a study a DVC project of its own: it builds models and embeddings, trains and evaluates; the study reports.
+"""Make each base of a study a DVC project that builds models and embeddings, trains, evaluates.
 
-The folder of base 2 is studies/<study>/base-2, and its name, for `--study` of the stages,
-<study>/base-2.
+The study makes the report. The folder of base 2 is studies/<study>/base-2, and its name, for
+`--study` of the stages, <study>/base-2.
 """
 
 import io
@@ -14,10 +14,7 @@ from g2rpo_core.foundation.profiles import OF_BASE
 from g2rpo_core.foundation.runs import read_lock
 
 MAIN = Path("dvc.yaml")
-BUILDING = {
-    "models": "models",
-    "embed": "embeddings",
-}  # stages of the main project, with the folder that each makes
+BUILDING = {"models": "models", "embed": "embeddings"}  # stage of the main project -> its folder
 UP = "../../../"  # from a base's folder
 
 
@@ -27,7 +24,10 @@ def of_base(study: Study, base: int) -> Study:
 
 
 def base_graph(graph: Path) -> str:
-    """Return the dvc.yaml of a base: the stages of studies in `graph` but the report, and those of the main project that build its models."""
+    """Return a base's dvc.yaml: a study's stages but the report, and those that build models.
+
+    graph: the dvc.yaml of all studies; the stages that build models are the main project's.
+    """
     yaml = YAML(typ="safe", pure=True)
     # Paths begin one folder further down, and the models are the base's own
     text = (
@@ -60,10 +60,11 @@ def base_params(study: Study) -> str:
 
 
 def lend_models(home: Path, profile: str) -> None:
-    """Write the first dvc.lock of a base: the models and embeddings of the study here that built this base of the profile last, if any.
+    """Write the first dvc.lock of a base, from the study that last built this base, if any.
 
-    DVC takes them from its cache where code and settings are the same, and builds them anew where
-    they are not. home: the base's folder, studies/<study>/base-<number>.
+    It has the stages of models and embeddings: DVC takes their outputs from its cache where code
+    and settings are the same, and builds them anew where they are not. home: the base's folder,
+    studies/<study>/base-<number>.
     """
     if (home / "dvc.lock").exists():
         return

@@ -1,4 +1,7 @@
-"""Makes and compares what is committed of a study's runs: hashes in runs.txt, and seconds, which no hash covers, in seconds.json."""
+"""Make and compare what is committed of a study's runs: runs.txt (hashes) and seconds.json.
+
+No hash covers the seconds.
+"""
 
 import hashlib
 import io
@@ -15,16 +18,12 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.foundation.runs import read_lock, run_name
 
-INPUTS = (
-    "../../models/",
-    "../../embeddings/",
-    "models",
-    "embeddings",
-)  # of the main project, or a base's own
+# Of the main project, or a base's own
+INPUTS = ("../../models/", "../../embeddings/", "models", "embeddings")
 
 
 def hashes_in(lock: Path) -> pd.DataFrame:
-    """Read the hashes of every run from DVC's lock: of code, settings and inputs, and those of weights and scores.
+    """Read every run's hashes from DVC's lock: code, settings, inputs, weights and scores.
 
     UserError if the lock is damaged.
     """
@@ -62,7 +61,7 @@ def _digest(data: object) -> str:
 
 
 def read_committed(path: Path) -> pd.DataFrame:
-    """Read the hashes in the last commit's runs.txt; UserError outside a git checkout, or where none is committed."""
+    """Read the last commit's runs.txt; UserError outside a checkout, or if none is committed."""
     done = subprocess.run(["git", "show", f"HEAD:./{path}"], capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"{path}: nothing committed to compare with: {done.stderr.strip()}")
@@ -70,7 +69,10 @@ def read_committed(path: Path) -> pd.DataFrame:
 
 
 def states(before: pd.DataFrame, now: pd.DataFrame) -> pd.Series:
-    """Return, for every run before, `equal`, `different` or `missing` by its weights and scores, and which hashes have changed."""
+    """Return for each earlier run `equal`, `different` or `missing`, and the hashes that changed.
+
+    Weights and scores decide.
+    """
     changed = before.ne(now.reindex(before.index))
     different = (
         changed[["weights", "scores"]].any(axis=1).map({False: "equal    ", True: "different"})
@@ -80,7 +82,10 @@ def states(before: pd.DataFrame, now: pd.DataFrame) -> pd.Series:
 
 
 def write_seconds(path: Path, study: Study, timings: Sequence[Path]) -> None:
-    """Write each entry's median seconds of training over seeds and folders of timings; without timings here it keeps what the file says."""
+    """Write each entry's median seconds of training, over seeds and folders of timings.
+
+    Entries without timings here keep what the file says.
+    """
     seconds = read_json(path, dict) if path.exists() else {}
     for method in study.methods:
         files = [

@@ -1,4 +1,4 @@
-"""Real models at a size of seconds: built once a session by the code that builds profile `tiny`, hardly trained."""
+"""Real models of seconds: built once a session as profile `tiny` builds them, hardly trained."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], None]], Path]:
-    """once(name, make) -> a folder that `make` has filled, the same one in all workers of the session."""
+    """once(name, make) -> a folder that `make` filled, one for all workers of the session."""
     base = tmp_path_factory.getbasetemp()
     home = base if worker_id == "master" else base.parent
 
@@ -86,6 +86,13 @@ def once(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], None]],
         return folder
 
     return folder_of
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty folder in which the test runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +112,7 @@ def models(once) -> Path:
 
 @pytest.fixture(scope="session")
 def twin_pipeline(once) -> Callable[[str], Path]:
-    """twin_pipeline(base) -> a folder with `pipeline`, the small twin of that base model (`sd3`, `flux2`, ...)."""
+    """twin_pipeline(base) -> a folder with `pipeline`: the small twin of `sd3`, `flux2`, ..."""
 
     def build(folder: Path, base: str) -> None:
         from g2rpo_core.tiny_models.build import BUILDERS, build_pipeline
@@ -146,7 +153,7 @@ def sd3_models(twin_models) -> Path:
 
 
 def embed(folder: Path, models: Path, count: int, max_length: int) -> None:
-    """Encodes so many training captions of task `shapes` by the pipeline in `models`, in parts of 10."""
+    """Encode `count` training captions of task `shapes` with the pipeline in `models`."""
     from g2rpo_core.architectures.table import text_encoders
     from g2rpo_core.data.embeddings import encode, encode_negative, write, write_negative
     from g2rpo_core.data.prompts import captions
@@ -231,7 +238,7 @@ def settings(tiny):
 
 @pytest.fixture
 def make_trainer(policy, embeddings, settings):
-    """make_trainer(method, ...) -> a Trainer with these settings; changes: in the section `training`."""
+    """make_trainer(method, ...) -> a Trainer; changes: of the section `training`."""
     from g2rpo_core.training.settings import RunSettings
     from g2rpo_core.training.trainer import Trainer
     from tests.fixtures.rollouts import redness

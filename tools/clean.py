@@ -85,7 +85,7 @@ class Cache:
         return self._look(folder)[1]
 
     def _look(self, folder: Path) -> tuple[list[dict[str, str]], list[Path], bool]:
-        """Return the folder's files as DVC lists them, the folders that the cache lacks, and whether it has every file."""
+        """Return the folder's files, what the cache lacks of it, and whether it has all files."""
         files, lost, complete = [], [], True
         # a run's lock stays when the run is gone, and is nothing to lose
         found = [path for path in sorted(folder.iterdir()) if path.suffix != ".lock"]

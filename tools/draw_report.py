@@ -1,4 +1,7 @@
-"""Takes docs/report.png: the first screen of reports/report.html, by headless Chromium, with the report's verdict inside."""
+"""Take docs/report.png: the first screen of reports/report.html, by headless Chromium.
+
+The picture's metadata has the report's verdict.
+"""
 
 import re
 import subprocess
@@ -14,29 +17,19 @@ WIDTH, HEIGHT = 1200, 645
 
 
 def main() -> None:
+    """Take the picture."""
     page, picture = ROOT / "reports" / "report.html", ROOT / "docs" / "report.png"
-    (verdict,) = re.findall(
-        r'<p class="verdict">(.*?)</p>', page.read_text(encoding="utf-8"), re.DOTALL
-    )
+    pattern = r'<p class="verdict">(.*?)</p>'
+    (verdict,) = re.findall(pattern, page.read_text(encoding="utf-8"), re.DOTALL)
+    text = PngInfo()
+    text.add_itxt("verdict", unescape(verdict).strip())
     with TemporaryDirectory() as folder:
         taken = Path(folder, "screen.png")
-        flags = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            f"--user-data-dir={folder}",
-        ]
-        command = [
-            "chromium",
-            *flags,
-            f"--window-size={WIDTH},{HEIGHT}",
-            "--virtual-time-budget=5000",
-            f"--screenshot={taken}",
-        ]
-        subprocess.run([*command, page.as_uri()], check=True, capture_output=True)
-        text = PngInfo()
-        text.add_itxt("verdict", unescape(verdict).strip())
+        flags = ("headless", "no-sandbox", "disable-gpu", "hide-scrollbars")
+        command = ["chromium", *(f"--{flag}" for flag in flags), f"--user-data-dir={folder}"]
+        command += [f"--window-size={WIDTH},{HEIGHT}", "--virtual-time-budget=5000"]
+        command += [f"--screenshot={taken}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True)
         Image.open(taken).convert("RGB").quantize(128).save(picture, pnginfo=text, optimize=True)
     print(picture)
 

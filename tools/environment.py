@@ -1,4 +1,6 @@
-"""Build the environment `.venv` that requirements.lock pins, or say that it is older; `make env` and `make check` start this.
+"""Build the environment `.venv` that requirements.lock pins, or say that it is older.
+
+`make env` and `make check` start this.
 
 `.venv` is a link to `.cache/environments/KEY`, where KEY is a hash of everything that decides what
 is installed. A new environment is built in its own folder and the link is exchanged last, so the
@@ -67,14 +69,17 @@ def main() -> None:
 
 
 def key() -> str:
-    """Return the hash of the locks, the Python, torch's build, what fits the environment, and the checkout's path, which scripts hold."""
+    """Hash what decides an environment: locks, Python, torch's build, fitting code, path.
+
+    Scripts hold the checkout's path.
+    """
     parts = [platform.python_version().encode(), os.fsencode(ROOT), repr(choose_torch()).encode()]
     parts += [(ROOT / name).read_bytes() for name in (*LOCKS, *FITTINGS)]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def check() -> None:
-    """Fail where there is no environment, warn where it is not the pinned one, and build nothing."""
+    """Fail without an environment, and warn if it is not the pinned one; build nothing."""
     if not (LINK / "bin" / "python").exists():
         raise Failure("there is no environment; build it with: make env")
     folder = HOME / key()
@@ -86,7 +91,10 @@ def check() -> None:
 
 
 def build() -> None:
-    """Build the pinned environment unless it is there, and point `.venv` at it; the one that it pointed at before is kept."""
+    """Build the pinned environment unless it exists, and point `.venv` at it.
+
+    The one that it pointed at before is kept.
+    """
     refuse_foreign()
     HOME.mkdir(parents=True, exist_ok=True)
     with alone():
@@ -108,13 +116,16 @@ class Torch(NamedTuple):
     """A build of torch to install."""
 
     build: str
-    """cpu, cu126, …: what stands behind the + of its version; or `pip`, the one that pip finds by itself."""
+    """What follows the + of torch's version, such as cpu or cu126; or `pip`.
+
+    `pip`: the build that pip finds by itself.
+    """
     must: bool
     """Whether no other build will do."""
 
 
 def choose_torch() -> Torch:
-    """Return the build that TORCH names; where it is `auto` or not set, the newest one that this machine's driver runs.
+    """Return the build that TORCH names, or by default the newest that the driver runs.
 
     Without a driver that is the CPU build, which has half the size; where no index has it, any
     build works. Failure for another word.
@@ -150,7 +161,7 @@ def remember() -> None:
 
 
 def refuse_foreign() -> None:
-    """Fail where `.venv` is a link or a folder that make has not made, because it is not ours to replace."""
+    """Fail if make has not made `.venv`: it is not ours to replace."""
     if LINK.is_symlink():
         if (ROOT / os.readlink(LINK)).parent != HOME:
             raise Failure(
@@ -179,7 +190,7 @@ def is_ready(folder: Path) -> bool:
 
 
 def is_current(folder: Path) -> bool:
-    """Tell whether the package's own name, version, commands and dependencies are those that were installed."""
+    """Tell whether the installed package has this name, version, commands and dependencies."""
     return (folder / "ready").read_text() == package()
 
 
@@ -214,7 +225,9 @@ def install(folder: Path) -> None:
 
 
 def install_torch(folder: Path, pins: list[str]) -> None:
-    """Install torch and torchvision, pinned as `torch==…` and `torchvision==…`, in the build that is chosen.
+    """Install torch and torchvision in the chosen build.
+
+    pins: `torch==…` and `torchvision==…`.
 
     Of torchvision pip takes the build of the same index, whose version stands above the one without
     a name.
@@ -244,7 +257,9 @@ def install_torch(folder: Path, pins: list[str]) -> None:
 
 
 def sources(torch: str, build: str, must: bool) -> Iterator[tuple[str, str | None]]:
-    """Yield what to ask pip for, until it finds one, with the index to search beside its own; torch: `torch==…`.
+    """Yield requirements to try in turn, each with the index beside pip's own.
+
+    torch: `torch==…`.
 
     Where another build will do, an index that does not answer is left out, because pip would wait
     for it for minutes.
@@ -261,7 +276,7 @@ def sources(torch: str, build: str, must: bool) -> Iterator[tuple[str, str | Non
 
 
 def answers(index: str) -> bool:
-    """Tell whether an index of packages answers at all; none is asked where pip is told to ask none."""
+    """Tell whether an index of packages answers; none is asked if pip may ask none."""
     if os.environ.get("PIP_NO_INDEX"):
         return False
     try:
@@ -272,7 +287,7 @@ def answers(index: str) -> bool:
 
 
 def install_package(folder: Path) -> None:
-    """Install the checkout itself, as files that can be edited, and note that the folder is complete."""
+    """Install the checkout in editable form, and note that the folder is complete."""
     pip(folder, "g2rpo", "--no-deps", "--no-build-isolation", "-e", ".")
     ready = folder / "ready.new"
     ready.write_text(package())
@@ -304,7 +319,7 @@ def run(what: str, *command: str) -> None:
 
 
 def point_at(folder: Path) -> None:
-    """Let `.venv` be a link to the folder, and remove all environments but this one and the one before."""
+    """Link `.venv` to the folder, and remove all environments but this and the previous one."""
     before = LINK.resolve()
     if before == folder:
         return

@@ -18,7 +18,7 @@ MODULE = "_torchvision_without_cuda"
 
 
 class _DeclareOperators(importlib.abc.MetaPathFinder):
-    """Runs once, at the first import of torchvision, and leaves the search to the finders after it."""
+    """Run once at torchvision's first import, and leave the search to the finders after it."""
 
     def find_spec(self, name, path=None, target=None):
         if name == "torchvision":

@@ -1,4 +1,6 @@
-"""Compares what this machine computes with what emulated processors compute; `make test-portable`, or with `--short` in CI.
+"""Compare what this machine computes with what emulated processors compute.
+
+`make test-portable`, or with `--short` in CI.
 
 A fixed probe runs natively and under QEMU's user mode, as processors of two vendors without
 AVX-512: operations at the sizes of profile `tiny`, then two steps of every small model, their
@@ -94,7 +96,7 @@ def main() -> None:
 
 
 def find_emulator() -> str:
-    """Return the path of QEMU's emulator of x86-64 programs; UserError if it is neither installed nor to be had."""
+    """Return the path of QEMU's x86-64 emulator; UserError if there is none."""
     for name in ("qemu-x86_64-static", "qemu-x86_64"):
         if path := shutil.which(name):
             return path
@@ -112,7 +114,10 @@ def find_emulator() -> str:
 
 
 def measure(out: Path, short: bool, before: list[str], portable: bool = True) -> dict[str, str]:
-    """Run the probe in a process of its own; before: the emulator and its options. UserError with its last words if it fails."""
+    """Run the probe in its own process; UserError with its last words if it fails.
+
+    before: the emulator and its options.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in PINS} | (
         PINS if portable else {}
     )
@@ -161,7 +166,7 @@ def probe(out: Path, short: bool) -> None:
 
 
 def run_stages() -> dict[str, str]:
-    """Run the stages on small settings in the working directory; return the SHA-256 of every file that they make.
+    """Run the stages on small settings in the working directory; return their files' SHA-256.
 
     All in this process: what an emulated one starts would run on the real processor.
     """
@@ -198,7 +203,10 @@ def run_stages() -> dict[str, str]:
 
 
 def write_profile() -> Path:
-    """Write the probe's profile, of few and small steps, into the working directory; return its path. The control has no pins."""
+    """Write the probe's profile into the working directory; return its path.
+
+    It has few and small steps; the control has no pins.
+    """
     Path("profiles").mkdir()
     shutil.copy(ROOT / "profiles" / "tiny.yaml", "profiles")
     numerics = "portable" if are_set() else "native"

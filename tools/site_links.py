@@ -1,8 +1,10 @@
-"""Hooks of mkdocs: pages that are generated, and links that serve on GitHub as well as in the built site.
+"""Hooks of mkdocs: generated pages, and links that serve on GitHub as well as in the built site.
 
-- A file outside docs/ that a page links to becomes part of the site, under `repository/`: Markdown as a page, code as a page that shows it.
-- The reference pages of tools/reference.py that are not committed are built into the site. Committed pages name the command that prints the
-  same, such as `g2rpo plan --help` or `python -m tools.reference bases`; in the site that command is a link to the page.
+- A file outside docs/ that a page links to becomes part of the site, under `repository/`: Markdown
+  as a page, code as a page that shows it.
+- Pages of tools/reference.py that are not committed are built into the site. Committed pages name
+  the command that prints the same, such as `g2rpo plan --help` or `python -m tools.reference
+  bases`; in the site that command is a link to the page.
 """
 
 import posixpath
@@ -65,7 +67,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _linked(command: re.Match, uri: str) -> str:
-    """Return the command as a link from the page `uri` to the built page that has what it prints."""
+    """Return a command as a link from `uri` to the built page of what it prints."""
     page = f"reference/{command[2] or 'commands'}.md" + (
         f"#g2rpo-{command[1]}" if command[1] else ""
     )
@@ -97,7 +99,10 @@ def _generated(config: MkDocsConfig, path: str) -> File:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Replace the script from the web that the plugin `offline` names by ours; without one, the search fails from the disk."""
+    """Replace the script that the plugin `offline` loads from the web by ours.
+
+    Without one, the search fails from the disk.
+    """
     return output.replace(
         SHIM,
         posixpath.relpath(
@@ -107,5 +112,5 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
-    """Replace the script as `on_post_page` does, in pages that are no documents, such as 404.html."""
+    """Replace the script as `on_post_page` does, in pages such as 404.html."""
     return output.replace(SHIM, "javascripts/worker_from_disk.js")

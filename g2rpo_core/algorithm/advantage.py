@@ -1,25 +1,23 @@
-"""Turns rewards into advantages, per reward and granularity, and sums them (paper Eq. 4, 8 and 11)."""
+"""Advantages: standardizes rewards per reward and granularity, and sums them (Eq. 4, 8, 11)."""
 
 from collections.abc import Sequence
 
 import torch
 
-OF_BATCH = (
-    1e-4  # added to the standard deviation of a batch, as in flow_grpo's `PerPromptStatTracker`
-)
+# Added to the standard deviation of a batch, as in flow_grpo's `PerPromptStatTracker`
+OF_BATCH = 1e-4
 # Spread of a group, over the size of its rewards, up to which they are equal. Rewards come as
 # float32, whatever computed them: equal images in two calls of a scorer, whose sums a library
 # orders by the size of the batch, differ in their last bits, by up to 7 eps of float32 in calls of
-# 1 to 16 images by the CLIP-like scorers of profile `tiny`. Eight are 8 to 16 units in the last
-# place.
+# 1 to 16 images by the CLIP-like scorers of profile `tiny`. Eight are 8 to 16 last places.
 EQUAL = 8 * torch.finfo(torch.float32).eps
 
 
 def without_spread(rewards: torch.Tensor, size: torch.Tensor | None = None) -> torch.Tensor:
-    """Say of which groups [..., G] all rewards are equal but for their last bits: [..., 1] bool.
+    """Tell which groups [..., G] have rewards that differ only in their last bits: [..., 1] bool.
 
-    size: of the numbers from which the rewards were computed, where that is larger than the
-    rewards, as of differences; shape of rewards.
+    size: magnitude of the numbers that the rewards were computed from, if it is larger than theirs,
+    as for differences; shape of rewards.
     """
     rewards = rewards.double()
     largest = (rewards if size is None else size.double()).abs().amax(-1, keepdim=True)
@@ -29,11 +27,11 @@ def without_spread(rewards: torch.Tensor, size: torch.Tensor | None = None) -> t
 def standardized(
     rewards: torch.Tensor, deviation: torch.Tensor | None = None, size: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return (r - mean) / (std + 1e-8) over the last axis, std with ddof 1 (Eq. 4), in float64; float32, shape of rewards.
+    """Return (r - mean) / (std + 1e-8) over the last axis (Eq. 4): float32, shape of rewards.
 
-    A group `without_spread` carries no signal: it gets 0, not its rounding over a deviation that is
-    rounding as well. deviation: of all rewards together, in place of each group's own; broadcasts
-    against the rewards. size: as of `without_spread`.
+    Computed in float64, std with ddof 1. A group `without_spread` carries no signal: it gets 0, not
+    rounding divided by rounding. deviation: one for all rewards, instead of each group's own;
+    broadcasts against the rewards. size: as in `without_spread`.
     """
     # float64: the mean of equal rewards is not that reward in float32, and 0 / 0 becomes a signal
     values = rewards.double()
@@ -45,7 +43,10 @@ def standardized(
 
 
 def correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return Pearson's correlation within each group [..., G] of two standardized tensors: [...]; 0 where all of either are equal."""
+    """Return the correlation within each group [..., G] of two standardized tensors: [...].
+
+    Pearson's; 0 where all values of either are equal.
+    """
     return (first * second).sum(-1) / (first.shape[-1] - 1)
 
 
@@ -61,7 +62,7 @@ def group_advantages(
     rewards: [R, J, K, G] for R rewards, J granularities, K SDE steps (or prompts x steps) and G >=
     2 members, all finite. weights: one for each reward, 1 if None. Each group of G is standardized
     by itself (Eq. 8), then summed over granularities (Eq. 11) and weighted rewards, then clamped.
-    deviation: [R, J, 1, 1], and size: [R, J, K, G], as of `standardized`.
+    deviation: [R, J, 1, 1], and size: [R, J, K, G], as in `standardized`.
 
     Raises ValueError on another shape, fewer than two members, or a reward that is not finite.
     """
@@ -84,7 +85,7 @@ def group_advantages(
 
 
 def mean_of_shared_states(values: torch.Tensor, states: int) -> torch.Tensor:
-    """Return the mean over the members [..., G] of each of so many shared states, whose members stand side by side: [..., states]."""
+    """Average the members [..., G] of each shared state, which are adjacent: [..., states]."""
     return values.unflatten(-1, (states, values.shape[-1] // states)).mean(-1)
 
 
@@ -98,9 +99,9 @@ def branch_advantages(
 ) -> torch.Tensor:
     """Return the advantages [P, B, W] of rewards [R, P, B, J, W].
 
-    groups: into which a prompt's branch is divided, whose members stand side by side; deviation:
-    [R, J, 1, 1], and size: shape of rewards, as of `standardized`. A group of one has an advantage
-    of 0.
+    groups: parts of a prompt's branch that are compared by themselves, with adjacent members;
+    deviation: [R, J, 1, 1], and size: shape of rewards, as in `standardized`. A group of one has an
+    advantage of 0.
     """
     _, prompts, branches, _, width = rewards.shape
     # Standardizing one value would divide rounding by rounding

@@ -1,4 +1,4 @@
-"""Training data: sampled transitions with advantages, the batches made from them, and per-sample losses.
+"""Training data: transitions with advantages, batches made from them, and per-sample losses.
 
 Axes: R rewards, P prompts, B branches, J granularities, G members of a group; a transition has V
 states and W next states of a prompt (see `SampledTransition`); a batch has N states with M sampled
@@ -18,7 +18,7 @@ from g2rpo_core.sampling.seeding import generator, seed_of
 
 
 class Draws(NamedTuple):
-    """The random numbers by which an iteration chooses what it trains on: by name, so that any number of processes draws the same."""
+    """Random numbers that select training data, by name: the same for any number of processes."""
 
     seed: int
     """Of the run."""
@@ -50,7 +50,7 @@ class Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """N rows to train on, each with M samples: tensors [N, ...], and None for what a batch does not have."""
+    """N rows to train on, each with M samples; tensors are [N, ...], None if the batch has none."""
 
     advantages: torch.Tensor
     """[N, M]."""
@@ -104,12 +104,12 @@ class Update(Generic[B]):
 
 
 class Objective(Protocol[B]):
-    """What a trainer asks of a run's objective; B: the objective's own batches, which `losses` gets back."""
+    """What a trainer requires of an objective; B: its own batches, which `losses` gets back."""
 
     def advantages(
         self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None, /
     ) -> list[torch.Tensor]:
-        """Return the advantages of whatever is trained on; arguments as `credit.CreditAssignment`. Collective."""
+        """Return the advantages of all that is trained on; see `CreditAssignment`. Collective."""
         ...
 
     def updates(
@@ -120,11 +120,14 @@ class Objective(Protocol[B]):
         velocity: Velocity,
         /,
     ) -> Iterable[Update[B]]:
-        """Return the optimizer steps of an iteration; velocity: of the policy that sampled, without gradient. Collective."""
+        """Return the optimizer steps of an iteration. Collective.
+
+        velocity: of the policy that sampled, without gradient.
+        """
         ...
 
     def losses(self, velocity: Velocity, reference: Velocity | None, batch: B, /) -> Losses:
-        """Compute the losses of a batch; reference: of the model before training, if it is needed."""
+        """Compute the losses of a batch; reference: of the model before training, if needed."""
         ...
 
 
@@ -140,7 +143,7 @@ class TrainedTransition:
     """[P, W]: of its next states in the loss; 0 leaves one out."""
 
     def members(self, members: slice) -> "TrainedTransition":
-        """Return the same for a part of the next states."""
+        """Return this transition for a part of its next states."""
         return TrainedTransition(
             self.sampled.members(members), self.advantages[:, members], self.weights[:, members]
         )
@@ -167,7 +170,7 @@ class TransitionBatch(Batch):
 def split_updates(
     transitions: list[TrainedTransition], updates: Literal["iteration", "step"] | int
 ) -> list[list[TrainedTransition]]:
-    """Return the transitions of each optimizer step of an iteration (see `ObjectiveSettings.updates_per_rollout`)."""
+    """Group transitions by optimizer step, see `ObjectiveSettings.updates_per_rollout`."""
     if updates == "iteration":
         return [transitions]
     if updates == "step":
@@ -177,7 +180,7 @@ def split_updates(
 
 
 def parts_of_group(members: int, updates: int) -> list[slice]:
-    """Return the members that each of several optimizer steps trains on: neighbours, as equally many as can be."""
+    """Split the members of a group into `updates` runs of neighbours of nearly equal size."""
     # Neighbours, not a random part: members of one initial noise stay together
     parts = torch.arange(members).tensor_split(updates)
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts if len(part)]
@@ -186,10 +189,10 @@ def parts_of_group(members: int, updates: int) -> list[slice]:
 def transition_batches(
     transitions: list[TrainedTransition], processes: ProcessGroup | None = None
 ) -> list[TransitionBatch]:
-    """Batch the states to train on: those with equally many next states together, those with most first.
+    """Batch the states to train on, one batch per number of next states, largest first.
 
-    processes: leave out the states whose next states all have a weight of 0, but for as many as are
-    needed so that all processes have equally many states; collective then.
+    processes: drop states whose next states all have weight 0, except as many as are needed so that
+    all processes have equally many states; collective then.
     """
     rows = [_rows(transition) for transition in transitions]
     # One batch for each number of members: padding would cost forwards for nothing

@@ -18,28 +18,29 @@ from g2rpo_core.sampling.rollout import SampledTransition
 
 
 class _Comparison(Settings):
-    """With what a reward is compared; the part `credit` of a method is one of the two below."""
+    """What a reward is compared with; the section `credit` of a method is one of the two below."""
 
     reward: str
     compared: Literal["prompt", "noise"] = Field(
         "prompt",
         description=(
-            "an advantage compares all members of a prompt, or those of one initial noise, "
-            "as TempFlow-GRPO"
+            "`prompt`: an advantage compares all members of a prompt; "
+            "`noise`: only those of one initial noise (TempFlow-GRPO)."
         ),
     )
     deviation: Literal["group", "batch"] = Field(
         "group",
         description=(
-            "rewards are divided by the standard deviation of their group, "
-            "or of the iteration's rewards, as Flow-GRPO"
+            "Standard deviation that rewards are divided by: that of their group, "
+            "or of all rewards of the iteration (Flow-GRPO)."
         ),
     )
     reward_aggr: Literal["rewards", "advantages"] = Field(
         "advantages",
-        description="of several rewards, the weighted sum is standardized, as Flow-GRPO; "
-        "or each reward by itself, and the weighted sum is of "
-        "their advantages, as MixGRPO and the core of GDPO",
+        description=(
+            "`rewards`: standardize the weighted sum of all rewards (Flow-GRPO); `advantages`: "
+            "standardize each reward, then sum the weighted advantages (MixGRPO, the core of GDPO)."
+        ),
     )
 
     @property
@@ -49,29 +50,33 @@ class _Comparison(Settings):
 
 
 class ImageCredit(_Comparison):
-    """An SDE step has the reward of the image that it led to."""
+    """Credit by image: an SDE step has the reward of the image that it led to."""
 
     reward: Literal["image"] = Field(
-        "image", description="image: an SDE step's reward is that of its image"
+        "image", description="An SDE step's reward is that of its image."
     )
     node_advantages: Literal["standardized", "mean"] = Field(
         "standardized",
-        description="of a state that several members share: their mean reward standardized again, "
-        "as BranchGRPO, or the mean of their "
-        "advantages, as TreeGRPO",
+        description=(
+            "Advantage of a state that several members share. `standardized`: their mean reward, "
+            "standardized again (BranchGRPO); `mean`: the mean of their advantages (TreeGRPO)."
+        ),
     )
 
 
 class GainCredit(_Comparison):
-    """An SDE step has what the clean prediction gains by it, compared with the gains of all steps of its group (Stepwise-Flow-GRPO)."""
+    """Credit by gain: an SDE step has what the clean prediction gains by it (Stepwise-Flow-GRPO).
+
+    The gains of all steps of a group are compared together.
+    """
 
     reward: Literal["gain"] = Field(
-        description="gain: an SDE step's reward is what the clean prediction gains by it"
+        description="An SDE step's reward is what the clean prediction gains by it."
     )
 
 
 def _kind(value: object) -> object:
-    """Return which credit a value is: settings that do not say it are those of images."""
+    """Return the kind of some credit settings; without `reward` they are those of images."""
     return (
         value.get("reward", "image")
         if isinstance(value, Mapping)
@@ -85,15 +90,13 @@ CreditSettings = Annotated[
 
 
 def batch_deviation(rewards: torch.Tensor, processes: ProcessGroup) -> torch.Tensor:
-    """Return the standard deviation (ddof 0) of an iteration's rewards of all processes: [R, P, B, J, W] -> [R, J, 1, 1].
+    """Return the standard deviation (ddof 0) of an iteration's rewards: float64 [R, J, 1, 1].
 
-    It is float64. Collective.
+    rewards: [R, P, B, J, W] of this process; those of all processes count. Collective.
     """
-    # Gathered as values, not as moments: the sum over processes would depend on how prompts are
-    # shared
-    every = torch.cat(
-        processes.gather(rewards.transpose(1, 3).flatten(2).cpu()), -1
-    )  # [R, J, P * B * W of all]
+    # Values, not moments: their sum over processes would depend on how prompts are shared.
+    # Shape: [R, J, P * B * W of all]
+    every = torch.cat(processes.gather(rewards.transpose(1, 3).flatten(2).cpu()), -1)
     return every.double().std(-1, correction=0)[..., None, None].to(rewards.device)
 
 
@@ -122,17 +125,16 @@ class CreditAssignment:
         rewards: torch.Tensor,
         gains: Sequence[torch.Tensor] | None,
     ) -> list[torch.Tensor]:
-        """Return the advantages [P, W] of every transition's next states; collective where the deviation is the batch's.
+        """Return the advantages [P, W] of every transition's next states.
 
         rewards: [R, P, B, J, G] of the images; gains: of every transition [R, P, W], for
-        `GainCredit`.
+        `GainCredit`. Collective if the deviation is the batch's.
         """
         if gains is not None:
             return self._of_gains(rewards, gains)
         values, size, weights = self._aggregated(rewards, rewards.abs())
         of_members = self._standardized(values, size, weights)  # [P, B, G]
-        # A shared state is one transition of several images, so their rewards must become one
-        # number first
+        # A state shared by several images is one transition: their rewards must first become one
         advantages = []
         for transition in transitions:
             branch, states = transition.sde_step.branch, transition.log_prob.shape[1]
@@ -148,18 +150,19 @@ class CreditAssignment:
         return advantages
 
     def of_images(self, rewards: torch.Tensor) -> torch.Tensor:
-        """Return the advantages [P, B * J, G] of images, each compared with those of its branch and granularity; collective as above."""
+        """Return the advantages [P, B * J, G] of images, compared within branch and granularity.
+
+        Collective if the deviation is the batch's.
+        """
         values = rewards.flatten(2, 3).unsqueeze(3)  # [R, P, B * J, 1, G]
         return self._standardized(*self._aggregated(values, values.abs()))
 
     def _of_gains(self, rewards: torch.Tensor, gains: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Compare all gains of a group together: a step that changes little keeps small advantages."""
-        of_group = [
-            gain.unflatten(-1, (self.groups, -1)) for gain in gains
-        ]  # [R, P, groups, W / groups]
+        """Standardize all gains of a group together: a step that changes little stays small."""
+        of_group = [gain.unflatten(-1, (self.groups, -1)) for gain in gains]  # [R, P, groups, -1]
         values = torch.cat(of_group, -1).flatten(2)[:, :, None, None]  # [R, P, 1, 1, W of all]
-        # A gain is rounded in proportion to the scores it is the difference of: those of images and
-        # the gains are known
+        # A gain is rounded in proportion to the scores it subtracts; of those only the images' are
+        # known, so take the largest of these and the gains
         largest = torch.cat([rewards.flatten(2), values.flatten(2)], -1).abs().amax(-1)  # [R, P]
         size = largest[:, :, None, None, None].expand_as(values)
         of_members = self._standardized(*self._aggregated(values, size))[:, 0]
@@ -171,14 +174,14 @@ class CreditAssignment:
     def _aggregated(
         self, values: torch.Tensor, size: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, Sequence[float]]:
-        """Return values and size [R, ...] with their weights; as their weighted sum [1, ...] if that is standardized.
+        """Return values and size [R, ...] with weights, or their sum [1, ...] with weight 1.
 
-        size: of what values were computed from, in proportion to which they are rounded.
+        size: magnitude of what the values were computed from, to which rounding is proportional.
         """
         if self.credit.reward_aggr == "advantages":
             return values, size, self.weights
-        # Rounding does not cancel: the sizes of a difference add up Standardized as one: a reward
-        # with a larger spread then has more to say, whatever its weight
+        # One standardization of the sum: a reward with a larger spread counts more, whatever its
+        # weight. Rounding does not cancel, so the sizes of a difference add up
         return (
             weighted_sum(values, self.weights),
             weighted_sum(size, [abs(weight) for weight in self.weights]),

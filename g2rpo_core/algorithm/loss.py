@@ -4,27 +4,27 @@ import torch
 
 
 def ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
-    """Return the probability ratio r of a transition under the current and the sampling policy (Eq. 7); exactly 1 before an update."""
+    """Return the ratio of current to sampling policy (Eq. 7); exactly 1 before any update."""
     return (log_prob - old_log_prob).exp()
 
 
 def normalized_ratio(
     log_prob: torch.Tensor, old_log_prob: torch.Tensor, drift: torch.Tensor, std: torch.Tensor
 ) -> torch.Tensor:
-    """Return the ratio of GRPO-Guard (arXiv 2510.22319, Eq. 8): with mean 1 and a spread that no longer depends on sigma.
+    """Return the ratio of GRPO-Guard (arXiv 2510.22319, Eq. 8).
 
-    drift: KL divergence of the current transition to the sampling one; on average the log-ratio is
-    this far below 0. std: of the transition; multiplying by it makes the log-ratio's spread
-    independent of sigma. All have the same shape.
+    Its mean is 1 and its spread does not depend on sigma. drift: KL divergence of the current
+    transition to the sampling one, which is how far the log-ratio is below 0 on average. std: of
+    the transition, which scales the log-ratio. All have the same shape.
     """
     return ((log_prob - old_log_prob + drift) * std).exp()
 
 
 def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:
-    """Return -min(r A, clip(r, 1 - eps, 1 + eps) A) for every sample (Eq. 9, beta = 0), shape of the arguments.
+    """Return -min(r A, clip(r, 1 - eps, 1 + eps) A) for every sample (Eq. 9, beta = 0).
 
-    ratio, advantages: float32 of one shape; clip_range: eps > 0, about 1e-4 because
-    log-probabilities are averages.
+    ratio, advantages: float32 of one shape, also the result's; clip_range: eps > 0, about 1e-4
+    because log-probabilities are averages.
     """
     # The minimum keeps the gradient of a ratio that left the range against its advantage, and drops
     # it where the policy already went as far as it may
@@ -36,11 +36,12 @@ def clipped_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: floa
 def masked_loss(
     ratio: torch.Tensor, advantages: torch.Tensor, divergence: torch.Tensor, threshold: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return -r A, but 0 where the policy has moved too far and would move on (Flow-DPPO, arXiv 2606.11025, Eq. 18); and where it is 0.
+    """Return -r A with masked samples at 0, and the mask (Flow-DPPO, arXiv 2606.11025, Eq. 18).
 
-    divergence: exact KL divergence of the current transition to the sampling one, a mean over
-    elements; threshold: up to which nothing is masked. Beyond it a transition counts that leads
-    back: r > 1 with A < 0, or r < 1 with A > 0. All of one shape.
+    A sample is masked if the policy has moved too far and would move on. divergence: exact KL
+    divergence of the current transition to the sampling one, a mean over elements; threshold: below
+    it nothing is masked, beyond it samples that lead back still count (r > 1 with A < 0, or r < 1
+    with A > 0). All of one shape.
     """
     # On its way back a transition keeps its gradient: a mask by distance alone would trap the
     # policy outside

@@ -1,4 +1,4 @@
-"""Trains on noised clean latents instead of transitions: the forward-process family, as rows of one kernel.
+"""Objectives on noised clean latents: the forward-process family, as rows of one kernel.
 
 An image x0 that was sampled in any way is noised again, x_t = (1 - t) x0 + t eps, and the velocity
 v there is pulled towards the one that leads back to the image, v* = eps - x0, or pushed away from
@@ -12,11 +12,13 @@ once v and v_old do.
 
 | method | c | A | anchor | w |
 |---|---|---|---|---|
-| DiffusionNFT, arXiv 2509.16117 | beta | A / 5 within [-1, 1] | old | t / mean abs(v+- - v*), for each branch |
-| AWM, arXiv 2509.25050 | A | A / 5 within [-1, 1] | old | derivative of its Huber loss |
-| AdvantageFlow, arXiv 2605.26013 | gamma + A | A within [-1, 1] | old | t / mean abs(v - v*) |
+| DiffusionNFT, arXiv 2509.16117 | beta | A / 5 in [-1, 1] | old | t / mean abs(v± - v*), each |
+| AWM, arXiv 2509.25050 | A | A / 5 in [-1, 1] | old | derivative of its Huber loss |
+| AdvantageFlow, arXiv 2605.26013 | gamma + A | A in [-1, 1] | old | t / mean abs(v - v*) |
 | RVM, arXiv 2608.23664 | beta + A | A / 10 | old | 1 |
 | RAM, arXiv 2605.10759 | 1 | m A | base | 1 |
+
+DiffusionNFT weighs each of its two branches v+ and v- by itself.
 """
 
 import math
@@ -34,23 +36,26 @@ from g2rpo_core.sampling.rollout import Rollout, Velocity
 from g2rpo_core.sampling.tree import Tree
 
 Share = Annotated[float, Field(ge=0, le=1)]
-FLOOR = 1e-5  # of a mean error that a loss is divided by, as published
+FLOOR = 1e-5  # lower bound of the mean error that a loss is divided by, as published
 HUBER = 0.25  # power p of AWM's loss (t / p) ((l + e)^p - e^p), e = 1e-10
 
 
 class OldPolicy(Settings):
-    """A slow copy of the weights: after iteration i, from 0, it is d of itself and 1 - d of the weights."""
+    """A slow copy of the weights: after iteration i, from 0, it is d * copy + (1 - d) * weights."""
 
     flat: int = Field(
-        0, ge=0, le=10**6, description="iterations with d = 0: the copy is the weights"
+        0, ge=0, le=10**6, description="Iterations with d = 0, where the copy equals the weights."
     )
     ramp: float = Field(
-        0.001, gt=0, le=1, description="by how much d rises in an iteration after them"
+        0.001, gt=0, le=1, description="Increase of d in each iteration after those."
     )
-    hold: float = Field(0.5, gt=0, lt=1, description="the largest d")
+    hold: float = Field(0.5, gt=0, lt=1, description="The largest d.")
     samples: bool = Field(
         True,
-        description="it samples, as DiffusionNFT's; false: it only holds the weights back, as AWM's EMA",
+        description=(
+            "The copy samples the rollouts (DiffusionNFT); "
+            "false: it only holds the weights back (AWM's EMA)."
+        ),
     )
 
     def decay_at(self, step: int) -> float:
@@ -59,75 +64,79 @@ class OldPolicy(Settings):
 
 
 class MatchingSettings(Settings):
-    """The part `objective` of a method that trains on noised clean latents: which, with whom they share, and the loss."""
+    """The section `objective` of a method that trains on noised clean latents."""
 
-    trains: Literal["noised"] = Field(description="noised: clean latents that are noised again")
-    times: Count = Field(1, description="K, how often each image is noised")
+    trains: Literal["noised"] = Field(description="Train on clean latents that are noised again.")
+    times: Count = Field(1, description="K, how often each image is noised.")
     draw: Literal["grid", "strata", "uniform", "linear"] = Field(
         "grid",
-        description="times: of the sampler's sigmas without repetition, one from each of K equal parts of "
-        "them, uniform in (0, 1), or with "
-        "the density 2t",
+        description=(
+            "How times are drawn. `grid`: from the sampler's sigmas, without repetition; `strata`: "
+            "one from each of K equal parts; `uniform`: in (0, 1); `linear`: with density 2t."
+        ),
     )
     share: tuple[Share, Share] = Field(
-        (0.0, 1.0), description="part of the way from noise to image that times are drawn from"
+        (0.0, 1.0), description="Part of the way from noise to image that times are drawn from."
     )
     shared: bool = Field(
         False,
         description=(
-            "all images of a prompt have the same times and noise, "
-            "so that what they have in common cancels"
+            "All images of a prompt have the same times and noise, "
+            "so that what they have in common cancels."
         ),
     )
     loss: Literal["quadratic", "branches"] = Field(
-        "quadratic", description="the kernel, or DiffusionNFT's positive and negative branch"
+        "quadratic",
+        description=(
+            "`quadratic`: the kernel in matching.py; "
+            "`branches`: DiffusionNFT's positive and negative branch."
+        ),
     )
     trust: float = Field(
         0.0,
         ge=0,
         le=1e6,
-        description="weight of the distance to the anchor: beta or gamma of the papers",
+        description="Weight of the distance to the anchor: beta or gamma of the papers.",
     )
     signed: bool = Field(
         False,
         description=(
-            "the advantage is added to that weight: images with A > 0 are matched, "
-            "others are repelled"
+            "Add the advantage to `trust`: images with A > 0 are matched, the others repelled."
         ),
     )
     anchor: Literal["old", "base"] = Field(
-        "old", description="the policy that sampled, or the model before training"
+        "old", description="`old`: the policy that sampled; `base`: the model before training."
     )
     weight: Literal["equal", "error", "huber"] = Field(
-        "equal", description="of a noised image, see matching.WEIGHTS"
+        "equal", description="Weight of a noised image, see `matching.WEIGHTS`."
     )
     factor: float = Field(
-        1.0, gt=0, le=1e6, description="of the loss, as published: gradients are clipped after it"
+        1.0, gt=0, le=1e6, description="Factor of the loss, as published, before gradient clipping."
     )
-    advantage_scale: float = Field(1.0, gt=0, le=1e6, description="factor of the advantage")
+    advantage_scale: float = Field(1.0, gt=0, le=1e6, description="Factor of the advantage.")
     advantage_limit: float | None = Field(
-        None, gt=0, le=1e6, description="the largest advantage after that; null: no limit"
+        None, gt=0, le=1e6, description="The largest scaled advantage; null: no limit."
     )
     old: OldPolicy | None = Field(
-        None, description="a slow copy of the weights; null: the weights that sampled"
+        None, description="A slow copy of the weights; null: the weights that sampled."
     )
     old_coef: float = Field(
         0.0,
         ge=0,
         le=1e6,
-        description="weight of the velocity's distance to the slow copy, as AWM's EMA",
+        description="Weight of the velocity's distance to the slow copy (AWM's EMA).",
     )
     kl_coef: float = Field(
         0.0,
         ge=0,
         le=1e6,
-        description="weight of the velocity's distance to the model before training",
+        description="Weight of the velocity's distance to the model before training.",
     )
     kl_weighted: bool = Field(
-        False, description="that distance has the weight of the noised image, as AdvantageFlow's"
+        False, description="Weigh that distance like the noised image (AdvantageFlow)."
     )
     updates_per_rollout: Count = Field(
-        1, description="optimizer steps of an iteration, each on its part of every group"
+        1, description="Optimizer steps of an iteration, each on its part of every group."
     )
 
     @model_validator(mode="after")
@@ -159,7 +168,10 @@ class MatchingSettings(Settings):
 
     @property
     def keeps_old(self) -> bool:
-        """Say whether old velocities are computed before the first update; if not, they are the current ones without gradient."""
+        """Say whether old velocities are computed before the first update.
+
+        Otherwise they are the current ones without gradient.
+        """
         return self.old is not None or self.updates_per_rollout > 1
 
     @property
@@ -172,7 +184,7 @@ class MatchingSettings(Settings):
         return self.updates_per_rollout
 
     def trained_rows(self, tree: Tree, group_size: int) -> list[tuple[int, int]]:
-        """Return the noised images of a prompt, as one pair of rows and samples, for the estimate."""
+        """Return the noised images of a prompt as one pair (rows, samples), for the estimate."""
         rows = self.times * len(tree.leaves) * len(tree.leaves[0]) * group_size
         return [(rows, rows)]
 
@@ -261,9 +273,9 @@ def _like(values: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 class VelocityMatching:
-    """The objective of a run on noised images: draws times and noise, and computes the loss; see `objective.PolicyGradient`.
+    """The objective of a run on noised images: draws times and noise, and computes the loss.
 
-    sigmas: [T+1] of the sampler.
+    sigmas: [T+1] of the sampler. See `objective.PolicyGradient`.
     """
 
     def __init__(self, settings: MatchingSettings, credit: CreditAssignment, sigmas: torch.Tensor):
@@ -272,13 +284,19 @@ class VelocityMatching:
     def advantages(
         self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None
     ) -> list[torch.Tensor]:
-        """Return the advantages [P, G] of the images of every branch and granularity; collective where the deviation is the batch's."""
+        """Return the advantages [P, G] of the images of every branch and granularity.
+
+        Collective if the deviation is the batch's.
+        """
         return list(self.credit.of_images(rewards).unbind(1))
 
     def updates(
         self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity
     ) -> list[Update[NoisedBatch]]:
-        """Return the optimizer steps of an iteration, each on its part of every group; velocity: as of `noised`."""
+        """Return the optimizer steps of an iteration, each on its part of every group.
+
+        velocity: as in `noised`.
+        """
         noised = self.noised(sampled, advantages, draws, velocity)
         parts = [noised]
         if self.settings.updates_per_rollout > 1:
@@ -294,15 +312,17 @@ class VelocityMatching:
     def noised(
         self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity
     ) -> NoisedBatch:
-        """Noise the images K times, from a generator of each prompt; velocity: of the old policy, called if its velocities are kept."""
+        """Noise the images K times, with a generator per prompt.
+
+        velocity: of the old policy; called only if its velocities are kept.
+        """
         settings, of_images = self.settings, torch.stack(list(advantages), 1)  # [P, S, G]
         clean = sampled.clean.flatten(1, 2)  # [P, S, G, ...]
         latent, groups, members = clean.shape[3:], clean.shape[1], clean.shape[2]
         sigmas, noises = [], []
         for index in draws.prompts:
             generator = draws.generator(index)
-            # With one draw for the group, what equal images share cancels in the sum of their
-            # advantages
+            # With one draw for the group, what equal images share cancels in their advantages' sum
             images = 1 if settings.shared else groups * members
             times = torch.stack([self._times(generator) for _ in range(images)])  # [images, K]
             noise = torch.randn(images, settings.times, *latent, generator=generator)
@@ -323,8 +343,7 @@ class VelocityMatching:
             ),
             member=every(torch.arange(members, device=device).expand(clean.shape[:3])),
         )
-        # At the first and only update the current velocity, detached, is the old one: no second
-        # forward
+        # At the first and only update the old velocity is the current one, detached: no second call
         if not settings.keeps_old:
             return batch
         with torch.no_grad():
@@ -334,8 +353,7 @@ class VelocityMatching:
         """Draw K times [K] of one image."""
         (first, last), count = self.settings.share, self.settings.times
         if self.settings.draw in ("uniform", "linear"):
-            # a density that rises with t has a distribution function that rises with t^2
-            # Inverse transform sampling on the part that is left of the interval
+            # Inverse transform sampling within the share; a density of 2t has the distribution t^2
             power = 2 if self.settings.draw == "linear" else 1
             high, low = (1 - first) ** power, (1 - last) ** power
             return (high - (high - low) * torch.rand(count, generator=generator)) ** (1 / power)
@@ -355,7 +373,10 @@ class VelocityMatching:
         return self.sigmas.cpu()[found]
 
     def losses(self, velocity: Velocity, reference: Velocity | None, batch: NoisedBatch) -> Losses:
-        """Compute the losses of a batch: one forward under `velocity`, and one under that of the model before training if it is given."""
+        """Compute the losses of a batch: a forward of `velocity`, and of `reference` if given.
+
+        reference: of the model before training.
+        """
         settings, t, a = self.settings, batch.sigma, batch.advantages[:, 0]
         arguments = (batch.latents, t, batch.prompt)
         v = velocity(*arguments)
@@ -364,8 +385,8 @@ class VelocityMatching:
         if reference:
             with torch.no_grad():
                 before = reference(*arguments)
-        # The loss, and the distances to the slow copy and to the model before training
-        # The weight is a constant of the loss: with a gradient it would reward a large error
+        # The loss, and the distances to the slow copy and to the model before training. The weight
+        # has no gradient: it would reward a large error
         weight = WEIGHTS[settings.weight](v.detach() - target, t)
         if settings.loss == "branches":
             loss = branches(v, old, target, t, a, settings.trust)

@@ -1,4 +1,4 @@
-"""Every method of the paper as a value: what is sampled, which reward belongs to what, and what is trained.
+"""Every method as a value: what is sampled, which reward belongs to what, and what is trained on.
 
 All differences between the methods are here and nowhere else: one rollout engine samples any of
 them, and one trainer trains on the result. A new method is one line in SPECS.
@@ -25,9 +25,8 @@ from g2rpo_core.algorithm.tree import (
 )
 from g2rpo_core.foundation.settings import Settings
 
-KINDS: dict[
-    str, tuple[str, dict[str, type[Settings]]]
-] = {  # part -> the key that says of which kind it is, and its kinds
+# Part of a method -> the key that names its kind, and its kinds
+KINDS: dict[str, tuple[str, dict[str, type[Settings]]]] = {
     "tree": (
         "branching",
         {"each": BranchPerStep, "all": OneBranch, "splits": SplittingBranch, "none": NoBranch},
@@ -38,7 +37,7 @@ KINDS: dict[
 
 
 def _kind(value: object) -> object:
-    """Return what an objective trains on: settings that do not say it are those of transitions."""
+    """Return what some objective settings train on; without `trains` it is transitions."""
     return (
         value.get("trains", "transitions")
         if isinstance(value, Mapping)
@@ -56,15 +55,15 @@ class Method(Settings):
     """A method in three parts; those of each published method are in METHODS."""
 
     tree: TreeSettings = Field(
-        description="what is sampled: where noise is added, and how samples are finished"
+        description="What is sampled: where noise is added, and how samples are finished."
     )
     credit: CreditSettings = Field(
         ImageCredit(),
-        description="which reward belongs to a transition, and with what it is compared",
+        description="Which reward belongs to a transition, and what it is compared with.",
     )
     objective: AnyObjective = Field(
         ObjectiveSettings(),
-        description="what is trained on, transitions or noised clean latents, and by which loss",
+        description="What is trained on, transitions or noised clean latents, and by which loss.",
     )
 
     @model_validator(mode="after")
@@ -89,10 +88,8 @@ class Method(Settings):
                 "and tree.initial_noises: each leaves one"
             )
         if isinstance(self.tree, SplittingBranch) and isinstance(self.objective, ObjectiveSettings):
-            shared, updates = (
-                "members share states until they have split",
-                self.objective.updates_per_rollout,
-            )
+            shared = "members share states until they have split"
+            updates = self.objective.updates_per_rollout
             if self.objective.timesteps_of == "member":
                 raise ValueError(f"objective.timesteps_of: {shared}: must be group")
             if isinstance(updates, int) and updates > 1:
@@ -118,9 +115,9 @@ class Method(Settings):
         return self.objective.num_updates(sum(map(len, self.tree.branches(steps))))
 
     def changes(self, **parts: Mapping[str, object]) -> dict[str, object]:
-        """Return this method's settings with others in their place, as JSON values that are not checked yet.
+        """Return this method's settings with `parts` replaced, as JSON values not checked yet.
 
-        Where a part becomes of another kind, settings that the new kind does not have are left out.
+        Where a part changes its kind, settings that the new kind does not have are left out.
         """
         # exclude_unset: a default that the profile does not name may become another one
         found: dict = self.model_dump(mode="json", exclude_unset=True)
@@ -140,7 +137,10 @@ class Method(Settings):
         return found
 
     def changed(self, **parts: Mapping[str, object]) -> "Method":
-        """Return this method with other settings in some parts, such as `tree={"eta": 0.5}`; ValidationError if they do not fit."""
+        """Return this method with some settings replaced, such as `tree={"eta": 0.5}`.
+
+        ValidationError if they do not fit.
+        """
         return type(self).model_validate(self.changes(**parts), strict=False)
 
 
@@ -168,7 +168,7 @@ class MethodSpec:
     settings: Method
     """As published."""
     clip_range: float | None = None
-    """As published; None: that of the section `training`, which a method's own takes the place of."""
+    """As published, in place of `training.clip_range`; None: the section's value holds."""
 
 
 # Granular-GRPO, arXiv 2510.01982, Table 3: eta, M (16...9 in its count), Lambda; one step per

@@ -1,4 +1,4 @@
-"""Says what is trained on the sampled transitions, and by which loss: the clipped policy gradient and its variants.
+"""Objectives on sampled transitions: the clipped policy gradient and its variants.
 
 A trainer hands over batches and gets a loss for each sample: it knows nothing of ratios, trust
 regions or weights. Each choice is a table of functions, as `sampling.transitions.SDES`; a new one
@@ -32,54 +32,53 @@ from g2rpo_core.sampling.tree import Tree
 
 
 class ObjectiveSettings(Settings):
-    """The part `objective` of a method that trains on transitions: which of them, how much each counts, and the loss."""
+    """The section `objective` of a method that trains on transitions."""
 
     trains: Literal["transitions"] = Field(
-        "transitions", description="transitions: the steps with noise, by their density"
+        "transitions", description="Train on the steps with noise, by their density."
     )
     timestep_fraction: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="share of the SDE steps that is trained on, redrawn each iteration",
+        description="Share of the SDE steps that is trained on, redrawn each iteration.",
     )
     timesteps_of: Literal["group", "member"] = Field(
         "group",
-        description=(
-            "that share is the same for all members, or drawn separately for each, "
-            "as DanceGRPO draws it"
-        ),
+        description="Draw that share once for all members, or for each by itself (DanceGRPO).",
     )
     step_weights: Literal["equal", "noise"] = Field(
         "equal",
         description=(
-            "of the SDE steps in the policy's loss; noise: by the standard deviation of their "
-            "noise, as TempFlow-GRPO"
+            "Weights of the SDE steps in the policy loss. "
+            "`noise`: by the standard deviation of their noise (TempFlow-GRPO)."
         ),
     )
     updates_per_rollout: Literal["iteration", "step"] | Count = Field(
         "iteration",
         description=(
-            "one optimizer step per iteration, one per SDE step, or that many, "
-            "each on its part of every group"
+            "One optimizer step per iteration, one per SDE step, or this many, "
+            "each on its part of every group."
         ),
     )
     ratio: Literal["plain", "normalized"] = Field(
-        "plain", description="normalized: as GRPO-Guard, see loss.normalized_ratio"
+        "plain", description="`normalized`: as in GRPO-Guard, see `loss.normalized_ratio`."
     )
     kl_mask: float | None = Field(
         None,
         gt=0,
         le=1e6,
-        description="mask what has moved farther from the sampling policy than this KL divergence, "
-        "a mean over elements, as Flow-DPPO; "
-        "null: clip the ratio (training.clip_range)",
+        description=(
+            "Mask samples whose transition is farther from the sampling policy than this KL "
+            "divergence, a mean over elements (Flow-DPPO); null: clip the ratio "
+            "(training.clip_range)."
+        ),
     )
     kl_coef: float = Field(
         0.0,
         ge=0,
         le=1e6,
-        description="beta, weight of the KL divergence to the model before training",
+        description="Beta, the weight of the KL divergence to the model before training.",
     )
 
     @model_validator(mode="after")
@@ -92,7 +91,7 @@ class ObjectiveSettings(Settings):
         return self
 
     def num_trained(self, num_sde_steps: int) -> int:
-        """Return floor(timestep_fraction * num_sde_steps), at least 1 (rounded down as in DanceGRPO)."""
+        """Return floor(timestep_fraction * num_sde_steps), at least 1 (as in DanceGRPO)."""
         return max(1, int(self.timestep_fraction * num_sde_steps))
 
     @property
@@ -107,20 +106,26 @@ class ObjectiveSettings(Settings):
 
     @property
     def old(self) -> None:
-        """Return the settings of a slow copy of the weights: there is none, transitions keep what sampled them."""
+        """Return None: transitions keep the policy that sampled them, so no slow copy is needed."""
         return None
 
     def trained_rows(self, tree: Tree, group_size: int) -> list[tuple[int, int]]:
-        """Return states and next states of a prompt's trained transitions, for the estimate; of a share that is drawn, the first ones."""
+        """Return (states, next states) of a prompt's trained transitions, for the estimate.
+
+        If only a share is drawn, the first transitions count.
+        """
         widths, trained = tree.widths(group_size), self.num_trained(len(tree.sde_steps))
         return [(widths[before], widths[after]) for before, after in tree.transitions()[:trained]]
 
     def draw_steps(self, num_sde_steps: int, rng: random.Random) -> list[int]:
-        """Return the sorted indices of the SDE steps, of all branches, that are trained on in an iteration."""
+        """Draw the SDE steps, of all branches, that an iteration trains on: sorted indices."""
         return sorted(rng.sample(range(num_sde_steps), self.num_trained(num_sde_steps)))
 
     def num_updates(self, num_sde_steps: int) -> int:
-        """Return the optimizer steps of an iteration with that many SDE steps. Before the first the ratio is 1: nothing can be clipped."""
+        """Return the number of optimizer steps of an iteration with `num_sde_steps` SDE steps.
+
+        Before the first one the ratio is 1: nothing can be clipped.
+        """
         if self.updates_per_rollout == "iteration":
             return 1
         if self.updates_per_rollout == "step":
@@ -130,7 +135,10 @@ class ObjectiveSettings(Settings):
 
 @dataclass(frozen=True)
 class Recomputed:
-    """A batch's transitions under the current policy, beside those that sampled it. Tensors are [N, M], or [N, 1] where members agree."""
+    """A batch's transitions under the current policy, beside those that sampled it.
+
+    Tensors are [N, M], or [N, 1] where members agree.
+    """
 
     current: Transition
     batch: TransitionBatch
@@ -148,7 +156,7 @@ class Recomputed:
 
     @cached_property
     def divergence(self) -> torch.Tensor:
-        """Return the KL divergence [N, 1] of the current transition to the sampling one, a mean over elements."""
+        """Return the KL divergence [N, 1] to the sampling transition, a mean over elements."""
         return self.current.kl(replace(self.current, mean=self.batch.mean))[:, None]
 
     @property
@@ -159,9 +167,8 @@ class Recomputed:
     @property
     def length(self) -> torch.Tensor:
         """Return how far each transition goes in sigma, above 0: [N, 1]."""
-        return (self.sigmas[self.batch.step] - self.sigmas[self.batch.step + self.batch.span])[
-            :, None
-        ]
+        start = self.batch.step
+        return (self.sigmas[start] - self.sigmas[start + self.batch.span])[:, None]
 
 
 class Ratio(NamedTuple):
@@ -185,7 +192,7 @@ RATIOS: dict[str, Ratio] = {
 
 
 def noise_weights(stds: Mapping[int, float]) -> dict[int, float]:
-    """Return the weight of every step in the loss by the standard deviation of its noise, 1 on average over all of them (TempFlow-GRPO)."""
+    """Return each step's weight: the std of its noise, scaled to a mean of 1 (TempFlow-GRPO)."""
     return {step: std * len(stds) / sum(stds.values()) for step, std in stds.items()}
 
 
@@ -197,15 +204,17 @@ STEP_WEIGHTS: dict[
         {step: std(step, span) for step, span in spans.items()}
     ),
 }
-"""weights(standard deviation of a step's noise, step -> span) -> step -> its weight in the loss, by `ObjectiveSettings.step_weights`."""
+"""weights(std(step, span), step -> span) -> step -> weight, by `ObjectiveSettings.step_weights`."""
 
 
 def draw_by_member(
     settings: ObjectiveSettings, num_steps: int, members: int, rngs: Sequence[random.Random]
 ) -> torch.Tensor:
-    """Draw which transitions each member of each prompt trains on: 0 or 1 [K, P, G], float32 on the CPU; rngs: one per prompt."""
-    # On the CPU and one generator a prompt: the draw must not depend on the device or the number of
-    # processes
+    """Draw which transitions each member trains on: 0 or 1, float32 [K, P, G] on the CPU.
+
+    rngs: one per prompt.
+    """
+    # On the CPU, a generator per prompt: the draw must not depend on device or number of processes
     drawn = torch.zeros(num_steps, len(rngs), members)
     for prompt, rng in enumerate(rngs):
         for member in range(members):
@@ -214,7 +223,7 @@ def draw_by_member(
 
 
 class PolicyGradient:
-    """The objective of a run (Eq. 6-9, 12): draws what is trained from the sampled transitions, and computes its loss.
+    """The objective of a run (Eq. 6-9, 12): draws what is trained on, and computes the loss.
 
     credit: of the run; transition: the tree's stochastic step on the sigmas [T+1]; clip_range: eps
     of the clipped ratio; spans: of every step that may be an SDE step, whether or not an iteration
@@ -242,19 +251,19 @@ class PolicyGradient:
     def advantages(
         self, sampled: Rollout, rewards: torch.Tensor, gains: Sequence[torch.Tensor] | None
     ) -> list[torch.Tensor]:
-        """Return the advantages [P, W] of every transition; rewards [R, P, B, J, G] and gains as of `CreditAssignment`."""
+        """Return the advantages [P, W] of every transition; arguments as of `CreditAssignment`."""
         return self.credit.of_transitions(sampled.transitions, rewards, gains)
 
     def updates(
         self, sampled: Rollout, advantages: Sequence[torch.Tensor], draws: Draws, velocity: Velocity
     ) -> Iterator[Update[TransitionBatch]]:
-        """Yield the optimizer steps of an iteration; transitions know what sampled them, so `velocity` is not called."""
+        """Yield the optimizer steps of an iteration; transitions need no call of `velocity`."""
         trained = self.draw(sampled.transitions, advantages, draws)
         for transitions in split_updates(trained, self.settings.updates_per_rollout):
             yield self.update(transitions)  # one at a time: batches are copies of the states
 
     def update(self, transitions: list[TrainedTransition]) -> Update[TransitionBatch]:
-        """Return an optimizer step on these transitions; collective if each member has SDE steps of its own."""
+        """Return an optimizer step on these transitions; collective if `by_member`."""
         batches = transition_batches(transitions, self.credit.processes if self.by_member else None)
         weights = [batch.weights for batch in batches]
         count = sum(
@@ -266,7 +275,7 @@ class PolicyGradient:
     def draw(
         self, sampled: Sequence[SampledTransition], advantages: Sequence[torch.Tensor], draws: Draws
     ) -> list[TrainedTransition]:
-        """Draw the transitions that an iteration trains on, with their advantages [P, W] and the weights of their next states."""
+        """Draw the trained transitions, with advantages [P, W] and weights of their next states."""
         count = len(sampled)
         if self.by_member:
             drawn = draw_by_member(
@@ -279,8 +288,7 @@ class PolicyGradient:
         else:
             chosen = self.settings.draw_steps(count, draws.rng())
             weights = [torch.ones_like(advantages[index]) for index in chosen]
-        # 0 stays 0: a member that is left out by its draw is not brought back by the noise of its
-        # step
+        # 0 stays 0: the noise of a step does not bring back a member that the draw left out
         weights = [
             weight * self.step_weights[sampled[index].sde_step.step]
             for index, weight in zip(chosen, weights)
@@ -291,7 +299,7 @@ class PolicyGradient:
         ]
 
     def std(self, step: int, span: int) -> float:
-        """Return the standard deviation of the noise of an SDE step, which is the same for all latents."""
+        """Return the standard deviation of an SDE step's noise, the same for all latents."""
         # Computed by the transition itself, so that the formula of the deviation stands once
         one = torch.zeros(1, 1, device=self.sigmas.device)
         return float(self.transition(one, one, step=step, span=span).std)
@@ -299,32 +307,32 @@ class PolicyGradient:
     def losses(
         self, velocity: Velocity, reference: Velocity | None, batch: TransitionBatch
     ) -> Losses:
-        """Compute the losses of a batch: one forward under `velocity`, and one under that of the model before training if it is given."""
+        """Compute the losses of a batch: a forward of `velocity`, and of `reference` if given.
+
+        reference: of the model before training.
+        """
         settings = self.settings
         now = Recomputed(self._step(velocity, batch), batch, self.sigmas)
         # The ratio, and the loss within the trust region
         kind = RATIOS[settings.ratio]
         r = kind.compute(now)
         if settings.kl_mask is None:
-            loss, outside = (
-                clipped_loss(r, batch.advantages, self.clip_range),
-                (r.detach() - 1).abs() > self.clip_range,
-            )
+            loss = clipped_loss(r, batch.advantages, self.clip_range)
+            outside = (r.detach() - 1).abs() > self.clip_range
         else:
             loss, outside = masked_loss(
                 r, batch.advantages, now.divergence.detach().expand_as(r), settings.kl_mask
             )
         # Steps differ in length by an order of magnitude; so do their gradients without this
         loss = loss / kind.length(now)
-        # The divergence from the model before training Not weighted by the noise of steps: beta
-        # belongs to the divergence, which every step has alike
+        # The divergence from the model before training, without the weights of steps: they belong
+        # to the noise of a step, and beta to a divergence that every step has alike
         kl = torch.zeros_like(loss)
         if reference:
             with torch.no_grad():
                 before = self._step(reference, batch)
             kl = now.current.kl(before)[:, None].expand_as(loss)
-        # Figures of the samples that count, in which no step's divergence weighs more than
-        # another's Figures are of what is trained on, whatever its weight
+        # Figures of what is trained on: a sample counts or does not, whatever its weight
         used = batch.weights > 0
         sums = {
             "loss": (batch.weights * loss.detach()).sum(),

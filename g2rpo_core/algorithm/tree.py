@@ -1,4 +1,4 @@
-"""Says what is sampled: at which steps noise is added, how the states branch there, and how samples are finished.
+"""Tree settings: where noise is added, how states branch there, and how samples are finished.
 
 A rollout is a tree: a shared prefix, noise at some steps, tails at some granularities. One engine
 (`sampling.rollout`) runs any of them.
@@ -19,20 +19,21 @@ from g2rpo_core.sampling.tree import Tree, build, children_of_split
 
 
 class Window(Settings):
-    """Which of the SDE steps are stochastic in an iteration: a pure function of the iteration's number."""
+    """Which SDE steps are stochastic in an iteration: a pure function of the iteration's number."""
 
-    size: Count = Field(description="SDE steps in an iteration")
+    size: Count = Field(description="SDE steps in an iteration.")
     order: Literal["progressive", "random", "frozen", "scattered"] = Field(
         description=(
-            "neighbours that move on and start over, neighbours at random, always the first ones, "
-            "or any steps at random"
+            "`progressive`: neighbouring steps that move on and start over; "
+            "`random`: neighbouring steps at a random place; "
+            "`frozen`: always the first steps; `scattered`: any steps at random."
         )
     )
-    stride: Count = Field(1, description="by how many steps a progressive window moves")
-    every: Count = Field(1, description="iterations before the window changes")
+    stride: Count = Field(1, description="Steps by which a progressive window moves.")
+    every: Count = Field(1, description="Iterations before the window changes.")
 
     def choose(self, candidates: tuple[int, ...], iteration: int, seed: int) -> tuple[int, ...]:
-        """Return `size` of the candidates (all, if there are fewer), in rising order; iteration counts from 0."""
+        """Return `size` candidates (all if there are fewer), rising; iteration counts from 0."""
         position = iteration // self.every
         # Not the state of a generator: a resumed run must choose the same window
         rng = random.Random(seed_of("window", seed, position))
@@ -49,7 +50,10 @@ class Window(Settings):
 
 
 class _Tree(Settings):
-    """What every tree answers, here as one without noise on the way; the part `tree` of a method is one of the four below."""
+    """The defaults of every tree: no noise on the way.
+
+    The section `tree` of a method is one of the four subclasses without underscore.
+    """
 
     def candidates(self, steps: int) -> tuple[int, ...]:
         """Return every step index that may be an SDE step for T = steps."""
@@ -70,15 +74,15 @@ class _Tree(Settings):
         return None
 
     def scaled(self, noise: torch.Tensor, step: int) -> torch.Tensor:
-        """Return the noise of an SDE step with this tree's factor, which its density does not have."""
+        """Scale the noise of an SDE step by this tree's factor, which the density leaves out."""
         return noise
 
     def build(self, steps: int, iteration: int = 0, seed: int = 0) -> Tree:
-        """Build the tree of an iteration's rollout, for T = steps; ValueError as `sampling.tree.build`."""
+        """Build the tree of an iteration, for T = steps; ValueError as `sampling.tree.build`."""
         return build(self.branches(steps, iteration, seed), (1,), steps, initial_noises=None)
 
     def last_step(self, steps: int) -> int:
-        """Return the latest step index at which a tail starts; the tree needs it to be at most T-1."""
+        """Return the latest step index at which a tail starts; it must be at most T-1."""
         return max((step + span for step, span in self.spans_at(steps).items()), default=0)
 
     def transition(self, sigmas: torch.Tensor) -> Stochastic | None:
@@ -86,7 +90,10 @@ class _Tree(Settings):
         return None
 
     def group_problem(self, group_size: int, fewest: int) -> str | None:
-        """Say why a group of this size cannot be sampled; None if it can. fewest: members that an initial noise needs."""
+        """Say why a group of this size cannot be sampled; None if it can.
+
+        fewest: members that an initial noise needs.
+        """
         return None
 
 
@@ -95,25 +102,26 @@ class _Branching(_Tree):
 
     branching: str
     sde_steps: tuple[int, ...] | Literal["all"] = Field(
-        description="step indices from the noisy end; all: 0...T-2"
+        description="Step indices from the noisy end; `all`: 0...T-2."
     )
     initial_noises: Count | Literal["each"] = Field(
         1,
         description=(
-            "initial noises of a group, which share its members; each: one a member, "
-            "as Flow-GRPO samples"
+            "Initial noises of a group, shared evenly by its members; "
+            "`each`: one per member (Flow-GRPO)."
         ),
     )
     sde: Literal["flow", "dance", "cps"] = Field(
-        description="which stochastic transition the SDE steps use"
+        description="Stochastic transition of the SDE steps."
     )
-    eta: float = Field(gt=0, le=100, description="how much noise the stochastic transition adds")
+    eta: float = Field(gt=0, le=100, description="How much noise the stochastic transition adds.")
     granularities: tuple[int, ...] = Field(
-        (1,), min_length=1, description="Lambda: step sizes of the tails"
+        (1,), min_length=1, description="Lambda, the step sizes of the tails."
     )
-    grid: Grid = Field("released", description="which steps a tail evaluates, see schedule.tail")
+    grid: Grid = Field("released", description="Which steps a tail evaluates, see `schedule.tail`.")
     solver: Literal["euler", "dpm2"] = Field(
-        "euler", description="of the tails: first order, or the second-order DPM-Solver++(2M)"
+        "euler",
+        description="Solver of the tails: first order, or the second-order DPM-Solver++(2M).",
     )
 
     @field_validator("sde_steps", "granularities")
@@ -147,7 +155,7 @@ class _Branching(_Tree):
         return self
 
     def candidates(self, steps: int) -> tuple[int, ...]:
-        """Return every step index that may be an SDE step; the last one, T-1, is always deterministic."""
+        """Return every step index that may be an SDE step; the last, T-1, is deterministic."""
         # At the last step noise would stay in the image
         return tuple(range(steps - 1)) if self.sde_steps == "all" else self.sde_steps
 
@@ -179,7 +187,7 @@ class _Windowed(_Branching):
     """A tree whose SDE steps may be a window that moves."""
 
     window: Window | None = Field(
-        None, description="which of the SDE steps are stochastic in an iteration; null: all"
+        None, description="Which SDE steps are stochastic in an iteration; null: all."
     )
 
     def chosen(self, steps: int, iteration: int, seed: int) -> tuple[int, ...]:
@@ -189,15 +197,12 @@ class _Windowed(_Branching):
 
 
 class BranchPerStep(_Windowed):
-    """Singular stochastic sampling: a branch for each SDE step, with noise at that step alone (G²RPO)."""
+    """Singular stochastic sampling (G²RPO): one branch per SDE step, with noise there alone."""
 
-    branching: Literal["each"] = Field(description="each: one branch for each SDE step")
+    branching: Literal["each"] = Field(description="One branch per SDE step.")
     spans: tuple[Count, ...] | None = Field(
         None,
-        description=(
-            "how many steps of the grid each of the sde_steps takes at once, as E-GRPO; null: "
-            "one each"
-        ),
+        description="Grid steps that each of sde_steps takes at once (E-GRPO); null: one.",
     )
 
     @model_validator(mode="after")
@@ -221,7 +226,7 @@ class BranchPerStep(_Windowed):
 class OneBranch(_Windowed):
     """One branch with noise at all of its SDE steps (DanceGRPO, MixGRPO, Flow-GRPO)."""
 
-    branching: Literal["all"] = Field(description="all: one branch with all SDE steps")
+    branching: Literal["all"] = Field(description="One branch with all SDE steps.")
 
     def branches(
         self, steps: int, iteration: int = 0, seed: int = 0
@@ -230,14 +235,17 @@ class OneBranch(_Windowed):
 
 
 class SplittingBranch(_Branching):
-    """One branch whose states split more than once on their way, each time into equally many (BranchGRPO)."""
+    """One branch whose states split more than once, each time into equally many (BranchGRPO)."""
 
     branching: Literal["splits"] = Field(
-        description="splits: one branch with all SDE steps, whose states split at some of them"
+        description="One branch with all SDE steps, whose states split at some of them."
     )
-    splits: tuple[int, ...] = Field(min_length=1, description="SDE steps at which states split")
+    splits: tuple[int, ...] = Field(min_length=1, description="SDE steps at which states split.")
     split_noise: float = Field(
-        1.0, gt=0, le=100, description="factor of the noise, and not of its density, at these steps"
+        1.0,
+        gt=0,
+        le=100,
+        description="Factor of the noise at these steps, which the density leaves out.",
     )
 
     @model_validator(mode="after")
@@ -255,14 +263,14 @@ class SplittingBranch(_Branching):
 
 
 class NoBranch(_Tree):
-    """No noise on the way: every member is sampled from its own initial noise by a solver alone (DiffusionNFT, AWM)."""
+    """No SDE step: a solver samples every member from its own initial noise (DiffusionNFT, AWM)."""
 
     branching: Literal["none"] = Field(
-        description="none: no SDE step, every member has its own initial noise"
+        description="No SDE step; every member has its own initial noise."
     )
-    initial_noises: Literal["each"] = Field("each", description="one a member")
+    initial_noises: Literal["each"] = Field("each", description="One per member.")
     solver: Literal["euler", "dpm2"] = Field(
-        "euler", description="first order, or the second-order DPM-Solver++(2M)"
+        "euler", description="First order, or the second-order DPM-Solver++(2M)."
     )
 
     granularities: ClassVar[tuple[int, ...]] = (1,)

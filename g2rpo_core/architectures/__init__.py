@@ -1,1 +1,1 @@
-"""Hold everything that depends on the classes of a base model: encoding, packing, velocity, sigmas, published shapes."""
+"""Base models: everything that depends on their classes, from prompt encoding to the velocity."""

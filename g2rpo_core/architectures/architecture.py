@@ -1,4 +1,4 @@
-"""Define what a base model is to the rest of the code: everything that depends on its classes, in one value; and its sigmas."""
+"""The interface of a base model, `Architecture`, and the sigmas with which it samples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,10 +53,10 @@ class Schedule:
 
     @classmethod
     def published(cls, config: Config, image_tokens: int) -> "Schedule":
-        """Make the schedule of a FlowMatchEulerDiscreteScheduler's configuration: its own shift or, if that depends on the resolution, exp(mu).
+        """Make the schedule of a FlowMatchEulerDiscreteScheduler's configuration.
 
-        That is 3.158 for FLUX.1-dev at 1024². ValueError for a scheduler whose sigmas are not
-        `sigma_at` of any shift.
+        The shift is the scheduler's own or, if it depends on the resolution, exp(mu): 3.158 for
+        FLUX.1-dev at 1024². ValueError for a scheduler whose sigmas no shift of `sigma_at` gives.
         """
         if strange := [name for name in UNSUPPORTED if config.get(name)]:
             raise ValueError(f"{strange[0]} is not supported; use a scheduler without it")
@@ -115,7 +115,8 @@ QWEN3_4B: Config = {  # Qwen/Qwen3-4B
     "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000},
 }
-VAE_16: Config = {  # of 16 channels, at an eighth of the size; the latents' mean and deviation differ from model to model
+# 16 channels at an eighth of the image's size; the latents' mean and deviation differ by model
+VAE_16: Config = {
     "block_out_channels": (128, 256, 512, 512),
     "layers_per_block": 2,
     "latent_channels": 16,
@@ -129,7 +130,7 @@ VAE_16: Config = {  # of 16 channels, at an eighth of the size; the latents' mea
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The shape of published weights, for plans and rehearsals: the configurations in a repository."""
+    """The configurations in a published repository, for plans and rehearsals without weights."""
 
     transformer: Config
     vae: Config
@@ -178,7 +179,10 @@ class Architecture(ABC):
     encoding: tuple[str, ...]
     """The names of the tensors of an encoded prompt."""
     padded: tuple[str, ...] = ()
-    """Those of them [P, S, ...] whose texts are padded to one length, MASK among them; () where the model attends to its padding."""
+    """Those of `encoding` [P, S, ...] that are padded to one length, MASK among them.
+
+    () where the model attends to its padding.
+    """
     lora_targets: tuple[str, ...]
     """Ends of the names of modules that an adapter takes if the profile names none."""
     published: Mapping[str, ModelShape]
@@ -210,7 +214,7 @@ class Architecture(ABC):
 
     @property
     def long_tokenizer(self) -> str:
-        """Return which part of the pipeline is the tokenizer whose length `embed.max_sequence_length` limits."""
+        """Return the tokenizer (a part's name) that `embed.max_sequence_length` limits."""
         return list(self.tokenizers)[-1]
 
     def tokenizer(self, pipeline: DiffusionPipeline) -> "Counter":
@@ -218,19 +222,19 @@ class Architecture(ABC):
         return self.counter(getattr(pipeline, self.long_tokenizer))
 
     def counter(self, tokenizer: PreTrainedTokenizerBase) -> "Counter":
-        """Return the `long_tokenizer` as one that gets texts as the model does, to count their tokens."""
+        """Return a counter of tokens of the `long_tokenizer`, for texts as the model gets them."""
         return Counter(tokenizer, self.wrapped)
 
     def wrapped(self, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-        """Return a text as the `long_tokenizer` gets it: within a chat's template, if the model has one."""
+        """Return a text as the `long_tokenizer` gets it, in the model's chat template if any."""
         return text
 
     def text_tokens(self, encoded: Tensors) -> int:
-        """Return among how many text tokens a call of the transformer attends; encoded: name -> [P, ...]."""
+        """Return the number of text tokens that the transformer attends to; encoded: [P, ...]."""
         return encoded["context"].shape[1]
 
     def lengths(self, encoded: Tensors) -> list[int]:
-        """Return the tokens of each of P texts, up to the last that is not padding; encoded: with MASK."""
+        """Return each of P texts' tokens up to the last that is not padding; encoded: with MASK."""
         mask = encoded[MASK] != 0
         return (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1).tolist()
 
@@ -242,7 +246,7 @@ class Architecture(ABC):
         }
 
     def pack(self, latents: torch.Tensor) -> torch.Tensor:
-        """Bring latents of the VAE [N, channels, rows, columns] into the shape that the transformer takes."""
+        """Bring the VAE's latents [N, channels, rows, columns] into the transformer's shape."""
         return latents
 
     def unpack(self, latents: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -254,7 +258,10 @@ class Architecture(ABC):
         return 2 ** (len(vae["block_out_channels"]) - 1)
 
     def latent_shape(self, vae: Config, rows: int, columns: int) -> tuple[int, ...]:
-        """Return the shape of unpacked latents, as the pipeline draws their noise; rows, columns: of the VAE's latents."""
+        """Return the shape of the noise that the pipeline draws, before packing.
+
+        rows, columns: of the VAE's latents.
+        """
         return vae["latent_channels"], rows, columns
 
     def decode(self, vae: ModelMixin, latents: torch.Tensor) -> torch.Tensor:
@@ -268,7 +275,7 @@ class Architecture(ABC):
         return None
 
     def schedule(self, config: Config, image_tokens: int) -> Schedule:
-        """Return the sigmas with which the pipeline itself samples images of that many tokens; config: its scheduler's."""
+        """Return the pipeline's own sigmas at that many image tokens; config: its scheduler's."""
         return Schedule.published(config, image_tokens)
 
     def forward_evals(self, guidance: float) -> int:
@@ -276,11 +283,11 @@ class Architecture(ABC):
         return 1
 
     def complete(self, transformer: ModelMixin) -> None:
-        """Compute what a transformer that was built on the meta device lacks beside its parameters and buffers."""
+        """Compute what a model made on the meta device lacks besides parameters and buffers."""
         return
 
     def idle(self, transformer: Config) -> tuple[str, ...]:
-        """Return starts of the names of weights that have no part in the velocity, and so no gradient."""
+        """Return name prefixes of weights that the velocity does not use: they get no gradient."""
         return ()
 
     def positions(self, rows: int, columns: int, device: torch.device) -> Arguments:
@@ -297,42 +304,42 @@ class Architecture(ABC):
         guidance: float,
         positions: Tensors,
     ) -> torch.Tensor:
-        """Call the transformer once: latents [N, ...] at sigma [N], each with its prompt's encoding [N, ...].
+        """Call the transformer once on latents [N, ...] at sigma [N] with encodings [N, ...].
 
-        encoded: without MASK where no text has padding. Sigma reaches the model in float32, and as
-        it is. guidance: used only where it is an input of the model.
+        encoded: without MASK where no text has padding. Sigma reaches the model in float32 and
+        unscaled. guidance: used only by models that take it as an input.
         """
 
     def guided(
         self, without: torch.Tensor, with_prompt: torch.Tensor, guidance: float
     ) -> torch.Tensor:
-        """Combine the velocities without and with the prompt by classifier-free guidance; only where `forward_evals` is two."""
+        """Apply classifier-free guidance; called only where `forward_evals` is two."""
         return without + guidance * (with_prompt - without)
 
     def blocks(self, transformer: ModelMixin) -> list[torch.nn.Module]:
-        """Return the blocks that are compiled and sharded one by one, in the order of the computation."""
+        """Return the blocks to compile and shard one by one, in the order of computation."""
         return list(transformer.transformer_blocks)
 
     @abstractmethod
     def inputs(
         self, config: Config, batch: int, image_tokens: int, text_tokens: int, device: str
     ) -> Arguments:
-        """Make arguments of a call of the transformer: `batch` latents with a prompt each, all zeros."""
+        """Make the transformer's arguments for `batch` latents with a prompt each, all zeros."""
 
     @abstractmethod
     def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
-        """Return small configurations that give the cost of the whole model, which grows by the same amount with each block of a kind.
+        """Return a shallow configuration, and how the whole model grows from it.
 
-        A shallow one, and for every kind of block one with a block more, and how many more the
-        whole model has than the shallow.
+        For every kind of block: the configuration with one block more, and the number of blocks
+        that the shallow one lacks. The cost is linear in the number of blocks of a kind.
         """
 
     def original_modules(self, config: Config) -> Iterator[Original]:
-        """Yield the modules that have another name where the base model was first published, and diffusers' modules that make each up."""
+        """Yield the modules that the first publisher named differently, with diffusers' parts."""
         return iter(())
 
     def original(self, weights: Tensors, config: Config) -> dict[str, torch.Tensor]:
-        """Rename the transformer's weights as its first publisher does; ValueError if one has no such name."""
+        """Rename weights as the first publisher does; ValueError for one without such a name."""
         renamed, left = original(weights, self.original_modules(config))
         if left and not self.other_names_stay:
             raise ValueError(f"{min(left)} has no name in the original layout")
@@ -340,7 +347,10 @@ class Architecture(ABC):
 
 
 def chat(tokenizer: PreTrainedTokenizerBase, text: str, thinking: bool) -> str:
-    """Return a text as the user's turn in a tokenizer's chat template, and the start of the answer; thinking: whether that may think."""
+    """Put a text into a tokenizer's chat template as the user's turn, ready for the answer.
+
+    thinking: whether the answer may begin with reasoning.
+    """
     turn = [{"role": "user", "content": text}]
     return tokenizer.apply_chat_template(
         turn, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
@@ -350,9 +360,10 @@ def chat(tokenizer: PreTrainedTokenizerBase, text: str, thinking: bool) -> str:
 def read(
     pipeline: DiffusionPipeline, texts: Sequence[str], length: int, layer: int, dropped: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Read texts by a language model: `context`, a layer's states [P, length, D] with zeros for padding, and its `mask` [P, length].
+    """Encode texts by a layer of a language model.
 
-    dropped: tokens of a template before every text, whose states are left out.
+    Returns `context` [P, length, D], zero at padding, and its `mask` [P, length]. dropped: tokens
+    of a template before every text, whose states are left out.
     """
     tokens = pipeline.tokenizer(
         list(texts),

@@ -1,8 +1,8 @@
-"""Define FLUX.1: guidance embedded, packed latents, a T5 context and a pooled CLIP state. FLUX.1-schnell takes no guidance.
+"""FLUX.1: embedded guidance, packed latents, a T5 context and a pooled CLIP state.
 
-It can be written under the original names, those of Black Forest Labs' checkpoints
-(github.com/black-forest-labs/flux, `src/flux/model.py`). If an original module stacks several of
-diffusers' modules, the tables list them in that order.
+FLUX.1-schnell takes no guidance. Weights can be written under the original names, those of Black
+Forest Labs' checkpoints (github.com/black-forest-labs/flux, `src/flux/model.py`). If an original
+module stacks several of diffusers' modules, the tables list them in that order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -79,8 +79,9 @@ def exact_times(
 ) -> Iterator[None]:
     """Make the transformer embed sigma [N] and guidance [N] as float32 within the block.
 
-    diffusers multiplies both by 1000 in the dtype of the hidden states: in bfloat16 the model would see 976 for a sigma of
-    0.97826, and 3504 for a guidance of 3.5 (`FluxTransformer2DModel.forward`).
+    diffusers multiplies both by 1000 in the dtype of the hidden states: in bfloat16 the model
+    would see 976 for a sigma of 0.97826, and 3504 for a guidance of 3.5
+    (`FluxTransformer2DModel.forward`).
     """
     times = (1000 * sigma,) if guidance is None else (1000 * sigma, 1000 * guidance)
     hook = transformer.time_text_embed.register_forward_pre_hook(

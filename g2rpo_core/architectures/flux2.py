@@ -1,7 +1,9 @@
-"""Define FLUX.2 [klein]: true classifier-free guidance, packed latents that the VAE's statistics normalize, and three layers of Qwen3.
+"""FLUX.2 [klein]: classifier-free guidance, packed latents, and three layers of Qwen3.
 
-The base variants are trained; those that are distilled to four steps only generate, with a guidance
-of 1.
+The VAE's statistics normalize the latents. The base variants are trained; those that are distilled
+to four steps only generate, with a guidance of 1.
+
+Experimental: main works without it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -105,7 +107,8 @@ class Flux2Klein(Architecture):
     encoding = ("context",)
     has_negative = True
     forms = ("diffusers", "original", "lora", "peft", "kohya")
-    lora_targets = (  # attention of both kinds of blocks; in single ones, one matrix holds queries, keys, values and the MLP's input
+    # Attention; in single blocks, one matrix makes queries, keys, values and the MLP's input
+    lora_targets = (
         "to_q",
         "to_k",
         "to_v",
@@ -178,7 +181,8 @@ class Flux2Klein(Architecture):
     ) -> torch.Tensor:
         context = encoded["context"]
         return transformer(
-            hidden_states=latents,  # in float32, as sigma, so that the model's own product by 1000 is, too
+            # float32, as sigma, so that the model multiplies by 1000 in float32, too
+            hidden_states=latents,
             timestep=sigma,
             encoder_hidden_states=context,
             txt_ids=F.pad(torch.arange(context.shape[1], device=context.device)[:, None], (3, 0)),

@@ -1,6 +1,7 @@
-"""Rename weights as a base model's first publisher does, and back; and a LoRA as kohya's sd-scripts do, whose names come from those.
+"""Rename weights between diffusers and a base model's first publisher, and LoRAs as in kohya's.
 
-An original module may stack several of diffusers' modules along its outputs, as `qkv` does.
+kohya's sd-scripts derive their names from the original ones. An original module may stack several
+of diffusers' modules along its outputs, as `qkv` does.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +32,7 @@ class Original:
     name: str
     parts: tuple[str, ...]
     shift_first: bool = False
-    """Whether the two halves of its outputs change places: shift and scale of a norm, of which diffusers has the scale first."""
+    """Whether its outputs are a norm's (shift, scale); diffusers has (scale, shift)."""
     weight: str = "weight"
     """The original name of its `weight`."""
 
@@ -39,7 +40,10 @@ class Original:
 def of_blocks(
     kind: str, ours: str, count: int, table: Mapping[str, Iterable[str]], norm: str
 ) -> Iterator[Original]:
-    """Yield the original modules of `count` blocks: {kind}.N.{name} and {ours}.N.{part}; norm: the name of a norm's weight."""
+    """Yield the original modules {kind}.N.{name} of `count` blocks, made of {ours}.N.{part}.
+
+    norm: the name of a norm's weight.
+    """
     for index in range(count):
         for name, parts in table.items():
             weight = norm if name.endswith("_norm") else "weight"
@@ -56,7 +60,10 @@ def of_two_kinds(
     single: Mapping[str, Iterable[str]],
     config: Config,
 ) -> Iterator[Original]:
-    """Yield the original modules of Black Forest Labs' models: those outside the blocks, then blocks with two streams and with one."""
+    """Yield the original modules of Black Forest Labs' models.
+
+    First those outside the blocks, then blocks with two streams, then blocks with one.
+    """
     for name, part in outside.items():
         yield Original(name, (part,), shift_first=name == SHIFT_FIRST)
     yield from of_blocks(
@@ -79,7 +86,7 @@ def swapped(value: torch.Tensor) -> torch.Tensor:
 def original(
     weights: Tensors, modules: Iterable[Original]
 ) -> tuple[dict[str, torch.Tensor], set[str]]:
-    """Return diffusers' weights under the original names, and the names of those that no module holds."""
+    """Rename diffusers' weights to the original names; also return names that no module holds."""
     renamed: dict[str, torch.Tensor] = {}
     left = set(weights)
     for module in modules:
@@ -95,7 +102,7 @@ def original(
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a weight of diffusers stands in a file: rows of a tensor, from `start` on, all of them where `count` is None."""
+    """The rows of a tensor in a file that hold a diffusers weight; count None: all from `start`."""
 
     name: str
     start: int = 0
@@ -109,9 +116,9 @@ class Rows:
 
 
 def places(shapes: Mapping[str, torch.Size], modules: Iterable[Original]) -> dict[str, Rows]:
-    """Return where each weight of diffusers stands under the original names, one that no module holds under its own.
+    """Locate each weight of diffusers under the original names.
 
-    shapes: of diffusers' weights.
+    A weight that no module holds keeps its own name. shapes: of diffusers' weights.
     """
     found = {name: Rows(name) for name in shapes}
     for module in modules:

@@ -1,4 +1,7 @@
-"""Define Qwen-Image: true classifier-free guidance that keeps the velocity's norm, packed latents of a VAE for videos, and Qwen2.5-VL."""
+"""Qwen-Image: norm-preserving guidance, packed latents of a video VAE, and Qwen2.5-VL.
+
+Experimental: main works without it.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -78,11 +81,9 @@ class QwenImage(Architecture):
 
     label, tag = "Qwen-Image", "qwen-image"
     licences = {"Qwen/Qwen-Image": {"license": "apache-2.0"}}
-    pipeline, transformer, vae = (
-        QwenImagePipeline,
-        QwenImageTransformer2DModel,
-        AutoencoderKLQwenImage,
-    )
+    pipeline = QwenImagePipeline
+    transformer = QwenImageTransformer2DModel
+    vae = AutoencoderKLQwenImage
     tokenizers = {"tokenizer": "qwen"}
     text_encoders = ("text_encoder",)
     encoding = padded = ("context", MASK)
@@ -103,14 +104,15 @@ class QwenImage(Architecture):
     def encode(
         self, pipeline: QwenImagePipeline, texts: Sequence[str], max_length: int
     ) -> dict[str, torch.Tensor]:
-        """Encode as the pipeline does, but pad to one length, with zeros: stored tensors have one shape."""
+        """Encode as the pipeline does, but zero-padded to one length, so that shapes are equal."""
         texts = [pipeline.prompt_template_encode.format(text) for text in texts]
         return read(
             pipeline, texts, max_length, layer=-1, dropped=pipeline.prompt_template_encode_start_idx
         )
 
     def wrapped(self, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-        return f"{text}<|im_end|>\n<|im_start|>assistant\n"  # what follows the part of the template that is left out
+        # The template's end alone: `encode` drops the tokens before the text
+        return f"{text}<|im_end|>\n<|im_start|>assistant\n"
 
     def encoding_shapes(
         self, transformer: Config, max_length: int, clip_length: int
@@ -201,7 +203,11 @@ class QwenImage(Architecture):
         }
 
     def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
-        """Return shallow configurations of two blocks: with checkpointing, the peak comes while one is computed again, after another."""
+        """Return configurations of two and three blocks.
+
+        With activation checkpointing, the peak comes while one block is recomputed after another,
+        so a single block would not show it.
+        """
         return {**config, "num_layers": 2}, [
             ({**config, "num_layers": 3}, config["num_layers"] - 2)
         ]

@@ -1,7 +1,7 @@
-"""Define Stable Diffusion 3 and 3.5: true classifier-free guidance, unpacked latents, two CLIPs and T5.
+"""Stable Diffusion 3 and 3.5: classifier-free guidance, unpacked latents, two CLIPs and T5.
 
-A velocity is that without a prompt plus `guidance` times its distance to the one with it, so it
-takes two forward evaluations; with a guidance of at most 1 it takes one, as in diffusers.
+The guided velocity is v(no prompt) + guidance * (v(prompt) - v(no prompt)): two forward
+evaluations. With a guidance of at most 1 it is v(prompt) alone, one evaluation, as in diffusers.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,8 @@ class StableDiffusion3(Architecture):
         "stabilityai/stable-diffusion-3.5": {  # medium and large
             "license": "other",
             "license_name": "stabilityai-ai-community",
-            "license_link": "https://huggingface.co/stabilityai/stable-diffusion-3.5-medium/blob/main/LICENSE.md",
+            "license_link": "https://huggingface.co/stabilityai/stable-diffusion-3.5-medium"
+            "/blob/main/LICENSE.md",
         }
     }
     pipeline, transformer = StableDiffusion3Pipeline, SD3Transformer2DModel
@@ -73,7 +74,8 @@ class StableDiffusion3(Architecture):
     text_encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
     encoding = ("context", "pooled")
     has_negative = True
-    lora_targets = (  # Flow-GRPO's: the joint attention, not the second one of the image tokens (attn2)
+    # As Flow-GRPO: the joint attention, not the image tokens' second one (attn2)
+    lora_targets = (
         "attn.to_q",
         "attn.to_k",
         "attn.to_v",
@@ -103,7 +105,7 @@ class StableDiffusion3(Architecture):
     def encoding_shapes(
         self, transformer: Config, max_length: int, clip_length: int
     ) -> dict[str, tuple[int, ...]]:
-        """Return the shapes; the tokens of both CLIPs, filled up with zeros to T5's width, come before those of T5."""
+        """Return the shapes: both CLIPs' tokens, zero-padded to T5's width, come before T5's."""
         width = transformer["joint_attention_dim"]
         return {
             "context": (clip_length + max_length, width),
@@ -156,10 +158,11 @@ class StableDiffusion3(Architecture):
         }
 
     def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
-        """Return shallow configurations: blocks with a second attention come first; the last block, always without, drops the text.
+        """Return configurations with two blocks of each kind.
 
-        Two of each: with checkpointing, the peak comes while a block with a second attention is
-        computed again, after those before it.
+        Blocks with a second attention come first; the last block, always without one, drops the
+        text. Two of each: with checkpointing, the peak comes while a block with a second attention
+        is recomputed after those before it.
         """
         dual = len(config["dual_attention_layers"])
         plain = config["num_layers"] - dual

@@ -13,11 +13,7 @@ from g2rpo_core.foundation.files import complaint, read_json, reading, whole
 from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.hub.pretrained import load_whole
 
-EXPERIMENTAL = (
-    "flux2",
-    "zimage",
-    "qwen_image",
-)  # modules of this package, each with an ARCHITECTURE
+EXPERIMENTAL = ("flux2", "zimage", "qwen_image")  # modules of this package with an ARCHITECTURE
 BASES: tuple[Architecture, ...] = (
     Flux(),
     StableDiffusion3(),
@@ -31,7 +27,7 @@ ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base 
 
 
 def read_architecture(pipeline: Path) -> Architecture:
-    """Return the base model in a diffusers pipeline's folder, by the class in model_index.json; UserError for any other class."""
+    """Look up the base model by the class in model_index.json; UserError if it is unknown."""
     file = pipeline / "model_index.json"
     name = read_json(whole(file), dict).get("_class_name")
     if name not in ARCHITECTURES:
@@ -44,7 +40,7 @@ def read_architecture(pipeline: Path) -> Architecture:
 
 
 def known_shape(repo: str) -> tuple[Architecture, ModelShape] | None:
-    """Return the base model and the shape of a published repository; None for one that is not known here."""
+    """Return the base model and shape of a published repository; None if it is not known here."""
     return next(
         ((base, base.published[repo]) for base in ARCHITECTURES.values() if repo in base.published),
         None,
@@ -52,7 +48,7 @@ def known_shape(repo: str) -> tuple[Architecture, ModelShape] | None:
 
 
 def read_shape(pipeline: Path) -> tuple[Architecture, ModelShape]:
-    """Return the base model in a folder and its shape, from the configurations of its parts; UserError if one is missing."""
+    """Read a pipeline's base model and shape from its configurations; UserError if one is gone."""
     base, index = read_architecture(pipeline), read_json(pipeline / "model_index.json", dict)
     config = lambda part, file="config.json": read_json(whole(pipeline / part / file), dict)
     encoders = {part: (str(index[part][1]), config(part)) for part in base.text_encoders}
@@ -62,7 +58,7 @@ def read_shape(pipeline: Path) -> tuple[Architecture, ModelShape]:
 
 
 def check_trainable(*repos: str | None) -> None:
-    """Check that no published repository among these is distilled to a few steps; UserError naming the one to train instead."""
+    """Refuse repositories that are distilled to a few steps; UserError names the one to train."""
     for base in ARCHITECTURES.values():
         if found := base.distilled.keys() & set(repos):
             reason = (
@@ -81,7 +77,10 @@ def known_repos() -> list[str]:
 
 
 def text_encoders(pipeline: Path, **options: object) -> DiffusionPipeline:
-    """Load the pipeline without transformer and VAE; options: of the encoders' `from_pretrained`. UserError if a part or weight is missing."""
+    """Load the pipeline without transformer and VAE; UserError if a part or weight is missing.
+
+    options: of the encoders' `from_pretrained`.
+    """
     base = read_architecture(pipeline)
     index = read_json(pipeline / "model_index.json", dict)
     if lacking := [
@@ -100,7 +99,7 @@ def text_encoders(pipeline: Path, **options: object) -> DiffusionPipeline:
 
 
 def read_schedule(architecture: Architecture, pipeline: Path, image_tokens: int) -> Schedule:
-    """Return the sigmas with which the pipeline in a folder itself samples images of that many tokens.
+    """Read the sigmas with which a pipeline itself samples images of that many tokens.
 
     UserError for a scheduler that is not supported.
     """

@@ -1,8 +1,10 @@
-"""Define Z-Image: true classifier-free guidance from 0 upwards, one stream of image and text tokens, and Qwen3's last layer but one.
+"""Z-Image: classifier-free guidance above 0, one stream of tokens, Qwen3's second-to-last layer.
 
 Its transformer takes lists, of texts without their padding, and a time that rises from noise to
 image, along which its velocity points. Z-Image-Turbo, distilled to a few steps, only generates,
 with a guidance of 0.
+
+Experimental: main works without it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,7 +76,7 @@ class ZImage(Architecture):
     def encode(
         self, pipeline: ZImagePipeline, texts: Sequence[str], max_length: int
     ) -> dict[str, torch.Tensor]:
-        """Encode as the pipeline does, but keep the padding, as zeros: stored tensors have one shape."""
+        """Encode as the pipeline does, but zero-padded to one length, so that shapes are equal."""
         return read(
             pipeline,
             [self.wrapped(pipeline.tokenizer, text) for text in texts],

@@ -1,7 +1,8 @@
-"""Measures an all-reduce of all processes: `torchrun --standalone --nproc-per-node N -m g2rpo_core.cli.bandwidth [MEGABYTES]`.
+"""Measure an all-reduce of all processes, by NCCL on GPUs, else by gloo.
 
-By NCCL on GPUs, else by gloo. The first process prints the GB that each sends in a second, as rings
-count them.
+    torchrun --standalone --nproc-per-node N -m g2rpo_core.cli.bandwidth [MEGABYTES]
+
+The first process prints the GB that each sends in a second, as rings count them.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Define the commands that run modules of the checkout: `g2rpo models`, `prompts`, `rehearse`, `launch`, `jobs`, `todo`, `back` and `report`."""
+"""Commands that run modules of the checkout, such as `g2rpo models`, `rehearse` and `report`."""
 
 import subprocess
 import sys
@@ -34,7 +34,6 @@ COMMANDS = {  # module, help, and an example of the arguments
         "Say which stages `dvc repro` would run, why, and for how long; nothing is run.",
         "",
     ),
-    "back": ("pipeline.back", "Go back to the committed results; what is here is kept.", ""),
 }
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 DRAWN_BY = ("altair", "dvc", "scipy", "vl_convert")
@@ -59,7 +58,7 @@ def _check_checkout(name: str, module: str) -> None:
 
 
 def models(profile: Name = None) -> None:
-    """Build the models of profile tiny, or download those of another profile into the Hugging Face cache.
+    """Build the models of profile tiny, or download another profile's into the Hugging Face cache.
 
     Complete models are not downloaded again. Example: g2rpo models --profile flux_hps
     """
@@ -67,7 +66,7 @@ def models(profile: Name = None) -> None:
 
 
 def prompts(profile: Name = None) -> None:
-    """Write a profile's training and test prompts to prompts/<profile>/train.parquet and test.parquet.
+    """Write a profile's train.parquet and test.parquet into prompts/<profile>.
 
     Example: g2rpo prompts --profile flux_hps
     """
@@ -75,7 +74,10 @@ def prompts(profile: Name = None) -> None:
 
 
 def _run(stage: str, profile: str | None) -> None:
-    """Run a stage directly, or through DVC for the profile of params.yaml, so that DVC knows it and skips what is up to date."""
+    """Run a stage directly, or, for the profile of params.yaml, through DVC.
+
+    DVC then knows it, and skips what is up to date.
+    """
     from g2rpo_core.config import load_profile, load_run, profile_path
 
     _check_checkout(stage, f"stages.{stage}")
@@ -103,14 +105,12 @@ def report(
         tuple[str, str] | None,
         typer.Option(
             metavar="A B",
-            help=(
-                "compare two commits, studies or profiles, as Markdown; "
-                "`now` means the files in this folder"
-            ),
+            help="compare two commits, studies or profiles, as Markdown; "
+            "`now` means the files in this folder",
         ),
     ] = None,
 ) -> None:
-    """Print where the comparison report of the runs, or of a study, is; make it first if there is none.
+    """Print where the comparison report of the runs or of a study is; make it if there is none.
 
     A study that was not run here has its page made from its committed table.
 
@@ -127,9 +127,7 @@ def report(
     # Find the report, and make it if there is none
     home = Path("studies", study) if study else Path(".")
     if not (home / "params.yaml").exists():
-        known = ", ".join(
-            sorted(path.parent.name for path in Path("studies").glob("*/params.yaml"))
-        )
+        known = ", ".join(sorted(file.parts[1] for file in Path("studies").glob("*/params.yaml")))
         raise UserError(
             f"report: --study {study}: there are {known or 'none here'}"
             if study
@@ -153,7 +151,7 @@ def report(
 
 
 def render_study(name: str) -> None:
-    """Make the page of a study from its table; if that fails, end with the stage's line and status."""
+    """Make a study's page from its table; if the stage fails, exit with its status."""
     from g2rpo_core.config import load_study  # imports torch, which would slow down --help
 
     command = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal, ParamSpec
 
 import typer
+from typer.models import OptionInfo
 
 from g2rpo_core.cli import checkout
 from g2rpo_core.estimate.cards import CARDS
@@ -22,33 +23,33 @@ from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.numerics.pins import pin_profile
 
 P = ParamSpec("P")
+
+
+def option(help: str, min: float | None = None, max: float | None = None) -> OptionInfo:
+    """Return an option whose help comes first, so that most options fit on one line."""
+    return typer.Option(help=help, min=min, max=max)
+
+
 OfRewards = Annotated[
     str | None,
-    typer.Option(
-        help="profile whose models and section `rewards` are used (default: the one in params.yaml)"
-    ),
+    option("profile whose models and section `rewards` are used (default: the one in params.yaml)"),
 ]
 ModelsOfRewards = Annotated[
     Path | None,
-    typer.Option(
-        help=(
-            "another folder made by the stage `models`; without --profile, "
-            "rewards then have their default settings"
-        )
+    option(
+        "another folder made by the stage `models`; without --profile, "
+        "rewards then have their default settings"
     ),
 ]
+Device = Annotated[str | None, option("cuda or cpu (default: a GPU if there is one)")]
 
 app = typer.Typer(
     name="g2rpo",
-    help=(
-        "Align flow text-to-image models by online RL: the tools around the pipeline. "
-        "`dvc repro` runs the pipeline itself."
-    ),
-    epilog=(
-        "`make help` lists the first things to try, with their commands. Exit status: 0 success, "
-        "1 an error that one line explains, 2 wrong usage, 75 a temporary failure: "
-        "try again later."
-    ),
+    help="Align flow text-to-image models by online RL: the tools around the pipeline. "
+    "`dvc repro` runs the pipeline itself.",
+    epilog="`make help` lists the first things to try, with their commands. Exit status: "
+    "0 success, 1 an error that one line explains, 2 wrong usage, 75 a temporary failure: "
+    "try again later.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
@@ -82,10 +83,8 @@ def lazy(
 
 def _pin(options: Mapping[str, object]) -> None:
     """Set what numpy and torch read when they load, for the profile that the options name."""
-    name, file = (
-        options.get("profile"),
-        study_path(str(options["study"])) if options.get("study") else None,
-    )
+    name = options.get("profile")
+    file = study_path(str(options["study"])) if options.get("study") else None
     if file and file.exists():
         name = read_chain(file).data.get("profile")
     pin_profile(None if name is None else str(name))
@@ -94,7 +93,7 @@ def _pin(options: Mapping[str, object]) -> None:
 @app.command("doctor")
 @lazy("doctor")
 def doctor(
-    profile: Annotated[str | None, typer.Option(help="check only this profile")] = None,
+    profile: Annotated[str | None, option("check only this profile")] = None,
 ) -> None:
     """Show versions, devices, disk, which tokens are set, and what each profile lacks.
 
@@ -140,64 +139,47 @@ def diff(
 @lazy("plan")
 def plan(
     profile: Annotated[
-        str | None,
-        typer.Option(help="name of a file in profiles/ (default: the one in params.yaml)"),
+        str | None, option("name of a file in profiles/ (default: the one in params.yaml)")
     ] = None,
     campaign: Annotated[
         bool,
         typer.Option("--campaign", help="plan all runs and evaluations that params.yaml names"),
     ] = False,
     price: Annotated[
-        float | None,
-        typer.Option(help="of a GPU for an hour, in any currency: also print what it costs"),
+        float | None, option("of a GPU for an hour, in any currency: also print what it costs")
     ] = None,
-    method: Annotated[str, typer.Option(help="an entry of the profile's methods")] = "g2rpo",
-    gpus: Annotated[int, typer.Option(help="GPUs on all nodes together")] = 1,
+    method: Annotated[str, option("an entry of the profile's methods")] = "g2rpo",
+    gpus: Annotated[int, option("GPUs on all nodes together")] = 1,
     nodes: Annotated[
-        int | None,
-        typer.Option(help="number of nodes (default: as few as possible, with up to 8 GPUs each)"),
+        int | None, option("number of nodes (default: as few as possible, with up to 8 GPUs each)")
     ] = None,
     card: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                f"the GPUs' memory and rate, of {', '.join(CARDS)}; "
-                "--memory and --rate go before it"
-            )
+        option(
+            f"the GPUs' memory and rate, of {', '.join(CARDS)}; --memory and --rate go before it"
         ),
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(
-            help=(
-                "GiB per GPU, as torch sees them: a card of 80 GB has 79 (the default), "
-                "of 141 GB 139, of 24 GB 23"
-            )
+        option(
+            "GiB per GPU, as torch sees them: a card of 80 GB has 79 (the default), "
+            "of 141 GB 139, of 24 GB 23"
         ),
     ] = None,
     hours: Annotated[
-        float | None,
-        typer.Option(help="find the cheapest way that takes no longer, on at most --gpus"),
+        float | None, option("find the cheapest way that takes no longer, on at most --gpus")
     ] = None,
     shard: Annotated[
         int | None,
-        typer.Option(
-            help="GPUs that share one model, a divisor of --gpus (default: as the profile says)"
-        ),
+        option("GPUs that share one model, a divisor of --gpus (default: as the profile says)"),
     ] = None,
-    inside: Annotated[
-        float, typer.Option(help="GB/s from a GPU to the others on its node")
-    ] = INSIDE,
-    between: Annotated[
-        float, typer.Option(help="GB/s from a GPU to those on other nodes")
-    ] = BETWEEN,
+    inside: Annotated[float, option("GB/s from a GPU to the others on its node")] = INSIDE,
+    between: Annotated[float, option("GB/s from a GPU to those on other nodes")] = BETWEEN,
     rate: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "milliseconds per forward evaluation, or `measured` on this machine's GPU "
-                "(default: an assumed rate)"
-            )
+        option(
+            "milliseconds per forward evaluation, or `measured` on this machine's GPU "
+            "(default: an assumed rate)"
         ),
     ] = None,
     json: Annotated[
@@ -223,33 +205,26 @@ app.command("prompts")(checkout.prompts)
 @app.command("probe")
 @lazy("probe", pins=True)
 def probe(
-    profile: Annotated[str | None, typer.Option(help="default: the one in params.yaml")] = None,
+    profile: Annotated[str | None, option("default: the one in params.yaml")] = None,
     study: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "instead of --profile: a study's entries and changes, or one of its bases, "
-                "as my_study/base-2"
-            )
+        option(
+            "instead of --profile: a study's entries and changes, or one of its bases, "
+            "as my_study/base-2"
         ),
     ] = None,
     run: Annotated[
-        str,
-        typer.Option(
-            help="`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`"
-        ),
+        str, option("`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")
     ] = BASE[0],
-    prompts: Annotated[int, typer.Option(help="how many training prompts, the first ones")] = 16,
+    prompts: Annotated[int, option("how many training prompts, the first ones")] = 16,
     group: Annotated[
-        int | None, typer.Option(help="members of a group (default: training.num_generations)")
+        int | None, option("members of a group (default: training.num_generations)")
     ] = None,
     granularities: Annotated[
-        str, typer.Option(help="step sizes of the tails, rising, the finest first")
+        str, option("step sizes of the tails, rising, the finest first")
     ] = "1,2,3",
-    seed: Annotated[int, typer.Option(help="of the noise")] = 0,
-    device: Annotated[
-        str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")
-    ] = None,
+    seed: Annotated[int, option("of the noise")] = 0,
+    device: Device = None,
     gradients: Annotated[
         bool,
         typer.Option(
@@ -258,28 +233,23 @@ def probe(
         ),
     ] = False,
     steps: Annotated[
-        str, typer.Option(help="with --gradients: SDE steps, rising, as 2,3,4 (default: all)")
+        str, option("with --gradients: SDE steps, rising, as 2,3,4 (default: all)")
     ] = "",
     methods: Annotated[
         str,
-        typer.Option(
-            help="with --gradients: also whole iterations of these entries, as mix_grpo,dance_grpo"
-        ),
+        option("with --gradients: also whole iterations of these entries, as mix_grpo,dance_grpo"),
     ] = "",
     judge: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "with --gradients: a reward to whose gradient the angle is measured, "
-                "such as verifier"
-            )
+        option(
+            "with --gradients: a reward to whose gradient the angle is measured, such as verifier"
         ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print a JSON list instead of the table")
     ] = False,
 ) -> None:
-    """Measure, before training, how the reward spreads when noise is added at each step, and whether coarse tails rank as fine ones do.
+    """Measure, before training, how rewards spread with noise at each step, and how tails agree.
 
     It needs the stages models and embed. Noise that changes no score teaches nothing: choose
     sde_steps where the spread is large for its evaluations, and coarser tails where their
@@ -299,71 +269,49 @@ def generate(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            help="file of prompts, in a format that profiles take: txt, csv, json, jsonl or parquet"
-        ),
+        option("file of prompts, in a format that profiles take: txt, csv, json, jsonl or parquet"),
     ] = None,
     run: Annotated[
         list[str] | None,
-        typer.Option(
-            help=(
-                "`base` (the default), a run such as g2rpo-1, or a folder with `transformer` or "
-                "`lora`; may be repeated"
-            )
+        option(
+            "`base` (the default), a run such as g2rpo-1, or a folder with `transformer` or "
+            "`lora`; may be repeated"
         ),
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(
-            help="profile whose models and image size are used (default: the one in params.yaml)"
-        ),
+        option("profile whose models and image size are used (default: the one in params.yaml)"),
     ] = None,
     seeds: Annotated[
         str,
-        typer.Option(
-            help=(
-                "seeds of the initial noise: 7, 1,2,5 or 1-4; every prompt and run gets the same "
-                "noise"
-            )
+        option(
+            "seeds of the initial noise: 7, 1,2,5 or 1-4; every prompt and run gets the same noise"
         ),
     ] = "0",
     steps: Annotated[
-        int | None, typer.Option(help="denoising steps (default: the first of evaluation.steps)")
+        int | None, option("denoising steps (default: the first of evaluation.steps)")
     ] = None,
     guidance: Annotated[
         float | None,
-        typer.Option(
-            help=(
-                "guidance scale (default: that which each run was trained with, "
-                "and for the base that of the runs beside it)"
-            )
+        option(
+            "guidance scale (default: that which each run was trained with, "
+            "and for the base that of the runs beside it)"
         ),
     ] = None,
     trained_share: Annotated[
-        float,
-        typer.Option(
-            help="share of the steps, from the noisy end, by the run; the base does the rest"
-        ),
+        float, option("share of the steps, from the noisy end, by the run; the base does the rest")
     ] = 1.0,
-    lora_scale: Annotated[
-        float, typer.Option(help="strength of a LoRA run, times its alpha / rank")
-    ] = 1.0,
-    out: Annotated[Path, typer.Option(help="output folder; it may already hold files")] = Path(
-        "pictures"
-    ),
+    lora_scale: Annotated[float, option("strength of a LoRA run, times its alpha / rank")] = 1.0,
+    out: Annotated[Path, option("output folder; it may already hold files")] = Path("pictures"),
     grid: Annotated[
         bool,
         typer.Option(
             "--grid",
-            help=(
-                "also write one picture of all: a row per prompt, the runs side by side, "
-                "a column per seed"
-            ),
+            help="also write one picture of all: a row per prompt, the runs side by side, "
+            "a column per seed",
         ),
     ] = False,
-    device: Annotated[
-        str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")
-    ] = None,
+    device: Device = None,
 ) -> None:
     """Draw prompts as PNG files; each file's metadata says how it was made.
 
@@ -381,27 +329,27 @@ def score(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder of images")],
     reward: Annotated[
         list[str],
-        typer.Option(
-            help="hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, "
+        option(
+            "hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, "
             "votes (hps_v2_1 is hps), or one of your "
             "own in the profile's section `rewards`; may be repeated"
         ),
     ],
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            help="text file with line n for the n-th image in natural order (2.png before 10.png), "
+        option(
+            "text file with line n for the n-th image in natural order (2.png before 10.png), "
             "or csv, jsonl or Parquet with columns "
             "file,prompt (default: DIR's prompts.csv, metadata.csv or metadata.jsonl, "
             "a .txt beside each image, or what the pictures of "
             "`g2rpo generate` say)"
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help=".csv or .parquet")] = Path("scores.csv"),
+    out: Annotated[Path, option(".csv or .parquet")] = Path("scores.csv"),
     profile: OfRewards = None,
     models: ModelsOfRewards = None,
 ) -> None:
-    """Score a folder of images with any of the rewards: a table of `file`, `prompt` and a column for each.
+    """Score a folder of images: a table of `file`, `prompt` and a column for each reward.
 
     A reward that can fail on an image has a second column, `<name>_reason`: why there is no score.
 
@@ -414,38 +362,29 @@ def score(
 def demo(
     profile: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "profile whose models, runs and image size are used (default: "
-                "the one in params.yaml)"
-            )
+        option(
+            "profile whose models, runs and image size are used (default: the one in params.yaml)"
         ),
     ] = None,
     run: Annotated[
         list[str] | None,
-        typer.Option(
-            help=(
-                "folder with `transformer` or `lora`, in addition to the profile's runs; "
-                "may be repeated"
-            )
+        option(
+            "folder with `transformer` or `lora`, in addition to the profile's runs; "
+            "may be repeated"
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="of the page")] = 7860,
     host: Annotated[
         str,
-        typer.Option(
-            help=(
-                "address of this machine to listen on, so that others can reach it; "
-                "there is no password"
-            )
+        option(
+            "address of this machine to listen on, so that others can reach it; "
+            "there is no password"
         ),
     ] = "127.0.0.1",
-    device: Annotated[
-        str | None, typer.Option(help="cuda or cpu (default: a GPU if there is one)")
-    ] = None,
+    device: Device = None,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
 ) -> None:
-    """Serve a page that draws prompts with the base and trained runs side by side, with their scores, and that takes votes.
+    """Serve a page that draws prompts with base and runs side by side, scores them, takes votes.
 
     Example: g2rpo demo --open
     """
@@ -456,26 +395,20 @@ def demo(
 def votes(
     profile: Annotated[
         str | None,
-        typer.Option(
-            help=(
-                "profile whose models, rewards and votes are used (default: the one in params.yaml)"
-            )
+        option(
+            "profile whose models, rewards and votes are used (default: the one in params.yaml)"
         ),
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="file of votes (default: votes/PROFILE.parquet)")
-    ] = None,
+    file: Annotated[Path | None, option("file of votes (default: votes/PROFILE.parquet)")] = None,
     reward: Annotated[
         list[str] | None,
-        typer.Option(
-            help=(
-                "score the images by this reward; may be repeated (default: "
-                "those of training and evaluation)"
-            )
+        option(
+            "score the images by this reward; may be repeated (default: "
+            "those of training and evaluation)"
         ),
     ] = None,
 ) -> None:
-    """Count the votes of `g2rpo demo`: which run wins how often, and how often each reward agrees with people.
+    """Count the votes of `g2rpo demo`: how often each run wins, and each reward agrees with people.
 
     Shares have Wilson's 95 % intervals. The last lines say how well a reward that is fitted to the
     votes predicts votes on prompts that it has not seen, and what to write into a profile to use
@@ -490,14 +423,12 @@ def votes(
 def serve_reward(
     reward: Annotated[
         str,
-        typer.Option(
-            help="a built-in reward (hps_v2_1 is hps), or one from the profile's section `rewards`"
-        ),
+        option("a built-in reward (hps_v2_1 is hps), or one from the profile's section `rewards`"),
     ],
     profile: OfRewards = None,
     models: ModelsOfRewards = None,
     host: Annotated[
-        str, typer.Option(help="address of this machine to listen on; 0.0.0.0 means all")
+        str, option("address of this machine to listen on; 0.0.0.0 means all")
     ] = "127.0.0.1",
     port: Annotated[
         int,
@@ -506,12 +437,11 @@ def serve_reward(
         ),
     ] = 8700,
     device: Annotated[
-        str | None, typer.Option(help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
+        str | None, option("cuda, cuda:1 or cpu (default: a GPU if there is one)")
     ] = None,
     max_request_mib: Annotated[int, typer.Option(min=1, help="larger requests are refused")] = 512,
     key_variable: Annotated[
-        str | None,
-        typer.Option(help="environment variable with a key that requests must then send"),
+        str | None, option("environment variable with a key that requests must then send")
     ] = None,
 ) -> None:
     """Serve a reward over HTTP until Ctrl-C or SIGTERM. The protocol is in docs/reward_servers.md.
@@ -526,29 +456,26 @@ def export(
     run: Annotated[
         str,
         typer.Argument(
-            help=(
-                "a run such as g2rpo-1, or a path: a run's folder, "
-                "or a transformer or LoRA of others"
-            )
+            help="a run such as g2rpo-1, or a path: a run's folder, "
+            "or a transformer or LoRA of others"
         ),
     ],
     form: Annotated[
         Literal["diffusers", "original", "lora", "peft", "kohya"],
-        typer.Option(
-            help="diffusers: a folder for from_pretrained; original: "
+        option(
+            "diffusers: a folder for from_pretrained; original: "
             "one file with the first publisher's names, for ComfyUI's "
             "diffusion_models (FLUX.1, FLUX.2, Z-Image); for a LoRA: lora (diffusers and ComfyUI), "
             "peft (PeftModel.from_pretrained) or "
             "kohya (programs that read sd-scripts' names)"
         ),
     ],
-    out: Annotated[Path, typer.Option(help="a new folder")],
+    out: Annotated[Path, option("a new folder")],
     profile: Annotated[
-        str | None, typer.Option(help="profile of the run (default: the one in params.yaml)")
+        str | None, option("profile of the run (default: the one in params.yaml)")
     ] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16"],
-        typer.Option(help="float32 as trained, or bfloat16 for half the size"),
+        Literal["float32", "bfloat16"], option("float32 as trained, or bfloat16 for half the size")
     ] = "float32",
     push: Annotated[
         str | None,

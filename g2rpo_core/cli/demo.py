@@ -1,4 +1,7 @@
-"""Serve the page that draws prompts and takes votes, for `g2rpo demo`."""
+"""Serve the page that draws prompts and takes votes, for `g2rpo demo`.
+
+Experimental: main works without it.
+"""
 
 import signal
 import threading

@@ -38,7 +38,10 @@ GIB = 2**30
 
 
 def doctor(profile: str | None) -> None:
-    """Print what this machine has and what each profile lacks; with a profile of published weights, check the machine against it."""
+    """Print what this machine has and what each profile lacks.
+
+    With a profile of published weights, also check the machine against it.
+    """
     for line in [*machine(), *tokens(), *profiles(profile)]:
         print(line)
     if profile:
@@ -46,7 +49,7 @@ def doctor(profile: str | None) -> None:
 
 
 def preflight(name: str) -> None:
-    """Print every check of a profile of published weights as it is made; exit status 1 if one is red."""
+    """Print the checks of a profile of published weights in turn; exit status 1 if one is red."""
     loaded = load_profile(profile_path(name))
     if loaded.models.source != "hub":
         return

@@ -24,7 +24,7 @@ def export(
     push: str | None,
     public: bool,
 ) -> None:
-    """Check the options, then export; UserError before anything is written if something does not fit."""
+    """Check the options, then export; UserError before anything is written."""
     # Check the options
     profile = profile or load_run().profile
     folder = find_weights(run, profile)

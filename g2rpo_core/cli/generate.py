@@ -31,13 +31,11 @@ def generate(
     grid: bool,
     device: str | None,
 ) -> None:
-    """Check the options, then draw; UserError before any model is loaded if an option does not fit."""
+    """Check the options, then draw; UserError before any model is loaded."""
     name, settings = read_profile(profile)
     # Check the options
-    numbers, folders = (
-        parse_seeds(seeds),
-        {each: find_weights(each, name) for each in run or BASE[:1]},
-    )
+    numbers = parse_seeds(seeds)
+    folders = {each: find_weights(each, name) for each in run or BASE[:1]}
     steps = settings.evaluation.steps[0] if steps is None else steps
     if not 1 <= steps <= MOST_STEPS or not 0 < trained_share <= 1:
         raise UserError(
@@ -49,12 +47,8 @@ def generate(
     if out.exists() and not out.is_dir():
         raise UserError(f"generate: --out {out} is not a folder")
     texts = read_texts(prompts, file)
-    origin = {
-        "profile": name,
-        "steps": steps,
-        "trained_share": trained_share,
-        "lora_scale": lora_scale,
-    }
+    strength = {"trained_share": trained_share, "lora_scale": lora_scale}
+    origin = {"profile": name, "steps": steps, **strength}
     runs = drawn_as(folders, name, settings, guidance)
     own = {drawn: {"guidance": how.guidance} for drawn, (_, how) in runs.items()}
     pictures = Pictures(out, list(runs), texts, numbers, origin, grid, own)
@@ -70,13 +64,10 @@ def generate(
         for drawn, (weights, how) in runs.items():
             painter.forget()
             folder = folders[weights]
-            pictures.origin["shift"] = painter.find_schedule(painter.policy(folder, how)).shift_at(
-                steps
-            )
+            schedule = painter.find_schedule(painter.policy(folder, how))
+            pictures.origin["shift"] = schedule.shift_at(steps)
             for number, conditioning in enumerate(encoded):
-                images = painter.draw(
-                    folder, conditioning, numbers, steps, how, trained_share, lora_scale
-                )
+                images = painter.draw(folder, conditioning, numbers, steps, how, **strength)
                 if grid:
                     kept[drawn].append(images)
                 for path in pictures.write(drawn, number, images):

@@ -13,7 +13,7 @@ from g2rpo_core.foundation.texts import show_any_text, visible
 
 
 def main() -> None:
-    """Run the command; a UserError, and what the machine lacks, becomes one line on stderr and an exit status."""
+    """Run the command; an error of the user or the machine becomes one line and an exit status."""
     show_any_text()
     try:
         app()

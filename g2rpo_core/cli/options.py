@@ -10,7 +10,7 @@ from g2rpo_core.rewards.spec import Section
 
 
 def read_profile(name: str | None, study: str | None = None) -> tuple[str, Profile]:
-    """Read the profile of that name, or of a study with its changes, or the one that params.yaml names; return its name, too.
+    """Read a profile by its name, a study with changes to it, or params.yaml; return its name, too.
 
     Compute by its numerics from now on. UserError if both a profile and a study are given.
     """
@@ -26,7 +26,7 @@ def read_profile(name: str | None, study: str | None = None) -> tuple[str, Profi
 
 
 def read_rewards(profile: str | None, models: Path | None) -> tuple[Section, Path]:
-    """Return the section `rewards` and the models' folder that the options --profile and --models name."""
+    """Return the section `rewards` and the models' folder for --profile and --models."""
     if models is not None and profile is None:
         return {}, models
     name, settings = read_profile(profile)

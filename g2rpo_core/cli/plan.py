@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from g2rpo_core.config import Profile, load_profile, load_run, profile_path
 from g2rpo_core.estimate.budget import Way, changes, cheapest, has_room
+from g2rpo_core.estimate.calls import Calls, calls_of, describe_calls
 from g2rpo_core.estimate.campaign import make_campaign
 from g2rpo_core.estimate.cards import card_of, rate_of
 from g2rpo_core.estimate.machines import ASSUMED, DISK, Machines, Rate, checked_machines
@@ -48,7 +49,10 @@ def plan(
     rate: str | None,
     json: bool,
 ) -> None:
-    """Check the options, then print the plan, or with `hours` the cheapest way; exit status 1 if none is that fast."""
+    """Check the options, then print the plan, or with `hours` the cheapest way.
+
+    Exit status 1 if no way is that fast.
+    """
     # Check the options
     name = profile or load_run().profile
     settings = load_profile(profile_path(name))
@@ -69,20 +73,8 @@ def plan(
     if campaign:
         print_campaign(asked, settings, machines, assumed, json)
         return
-    # The cheapest way within a time
     if hours:
-        way, fastest = cheapest(settings, method, machines, hours, assumed)
-        if json:
-            rows = {
-                "cheapest": way and asdict(way),
-                "fastest": fastest and asdict(fastest),
-                "rate": assumed.source,
-            }
-            print(to_json.dumps(rows))
-        else:
-            iterations = settings.run(method).training.iterations
-            print("\n".join(_describe_ways(asked, hours, iterations, way, fastest, assumed)))
-        sys.exit(0 if way else 1)
+        sys.exit(0 if print_cheapest(asked, settings, machines, hours, assumed, json) else 1)
     # The plan, and what single changes would do
     found = make_plan(settings, method, machines, shard, assumed)
     alternatives = changes(settings, method, machines, found.fits, shard, assumed)
@@ -94,13 +86,32 @@ def plan(
         ]
         print(to_json.dumps(asdict(found) | {"rate": assumed.source, "changes": changed_plans}))
         return
-    print("\n".join(_describe(asked, machines, found, assumed.source, alternatives)))
+    calls = calls_of(settings, method, machines)
+    print("\n".join(_describe(asked, machines, found, calls, assumed.source, alternatives)))
+
+
+def print_cheapest(
+    asked: Asked, profile: Profile, machines: Machines, hours: float, rate: Rate, json: bool
+) -> bool:
+    """Print the cheapest way to train within `hours`; return whether there is one."""
+    way, fastest = cheapest(profile, asked.method, machines, hours, rate)
+    if json:
+        rows = {
+            "cheapest": way and asdict(way),
+            "fastest": fastest and asdict(fastest),
+            "rate": rate.source,
+        }
+        print(to_json.dumps(rows))
+    else:
+        iterations = profile.run(asked.method).training.iterations
+        print("\n".join(_describe_ways(asked, hours, iterations, way, fastest, rate)))
+    return way is not None
 
 
 def print_campaign(
     asked: Asked, profile: Profile, machines: Machines, rate: Rate, json: bool
 ) -> None:
-    """Print what all runs and evaluations of params.yaml take, one line for each, and all together."""
+    """Print what all runs and evaluations of params.yaml take, a line each, and the sum."""
     run = load_run()
     published = run.published if asked.profile == run.profile else ()
     campaign = make_campaign(profile, run, published, machines, rate)
@@ -190,54 +201,45 @@ def _describe_way(way: Way) -> str:
 
 
 def _describe_setting(value: object) -> str:
-    if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(
-                f"{key}: {number:g}"
-                for key, number in value.items()
-                if isinstance(number, int | float)
-            )
-            + "}"
-        )
-    return str(value).lower()
+    if not isinstance(value, dict):
+        return str(value).lower()
+    numbers = {key: one for key, one in value.items() if isinstance(one, int | float)}
+    return "{" + ", ".join(f"{key}: {number:g}" for key, number in numbers.items()) + "}"
 
 
 def _describe(
     asked: Asked,
     machines: Machines,
     plan: Plan,
+    calls: list[Calls],
     source: str,
     alternatives: list[tuple[str, Plan, dict]],
 ) -> list[str]:
-    calls = ", ".join(
+    at_most = ", ".join(
         f"{count} latents per call of the {phase}" for phase, count in plan.latents_per_call.items()
     )
+    tenths = lambda parts: ", ".join(f"{key} {value:.1f}" for key, value in parts.items())
+    verdict = "fits" if plan.fits else "DOES NOT FIT"
+    seconds = ", ".join(f"{key} {_whole(value)}" for key, value in plan.seconds.items())
+    for key, value in plan.communication_seconds.items():
+        seconds += f", communication of the {key} {value:.1f}" if value else ""
     lines = [
         f"{asked.profile}, {asked.method}, {asked.machines}, {plan.gpus_per_model} per model",
         (
             f"forward evaluations: {plan.evaluations_per_prompt} per prompt, "
-            f"{plan.evaluations_per_iteration} per iteration; {calls}"
+            f"{plan.evaluations_per_iteration} per iteration; {at_most}"
         ),
+        *([describe_calls(calls)] if calls else []),
         (
             "total compute per prompt, with what is trained, decoded and scored: "
             f"{plan.compute_per_prompt:g} forward evaluations"
         ),
-        (
-            f"memory per GPU: {plan.memory_total_gib:.1f} GiB: "
-            f"{'fits' if plan.fits else 'DOES NOT FIT'}"
-        ),
+        f"memory per GPU: {plan.memory_total_gib:.1f} GiB: {verdict}",
         *(f"  {part:12} {gib:9.2f}" for part, gib in plan.memory_gib.items()),
-        "  (by phase: "
-        + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.phases_gib.items())
-        + ")",
-        f"time: {_whole(plan.seconds_per_iteration)} s per iteration at "
-        f"{_tenths(plan.ms_per_evaluation)} ms per forward evaluation ({source}): "
-        + ", ".join(f"{key} {_whole(value)}" for key, value in plan.seconds.items())
-        + "".join(
-            f", communication of the {key} {value:.1f}"
-            for key, value in plan.communication_seconds.items()
-            if value
+        f"  (by phase: {tenths(plan.phases_gib)})",
+        (
+            f"time: {_whole(plan.seconds_per_iteration)} s per iteration at "
+            f"{_tenths(plan.ms_per_evaluation)} ms per forward evaluation ({source}): {seconds}"
         ),
         (
             f"the whole run: {_tenths(plan.hours)} hours, {_cost(plan.gpu_hours, asked.price)}; "
@@ -247,8 +249,7 @@ def _describe(
             f"checkpoints: {plan.checkpoints} in the background, {plan.saving_hours:.1f} hours of "
             f"writing at {DISK:g} GB/s for each node"
         ),
-        f"disk: {sum(plan.disk_gib.values()):.0f} GiB: "
-        + ", ".join(f"{key} {gib:.1f}" for key, gib in plan.disk_gib.items()),
+        f"disk: {sum(plan.disk_gib.values()):.0f} GiB: {tenths(plan.disk_gib)}",
     ]
     if plan.prompt_tokens < plan.most_prompt_tokens:
         lines.append(
@@ -260,26 +261,33 @@ def _describe(
             f"not counted: the models of {', '.join(plan.not_counted)}, which are small, "
             "run elsewhere or are your own"
         )
-    if alternatives:
-        lines.append("what would change:")
-        lines += [
-            f"  {label}: {each.memory_total_gib:.1f} GiB, "
-            f"{'fits' if each.fits else 'does not fit'}, {each.gpu_hours:.0f} GPU-hours"
-            for label, each, _ in alternatives
-        ]
-    # What to paste: if possible a change that trains the same weights
+    lines += _changes(alternatives)
+    return lines if plan.fits else [*lines, *_advise(asked, machines, alternatives)]
+
+
+def _changes(alternatives: list[tuple[str, Plan, dict]]) -> list[str]:
+    lines = [
+        f"  {label}: {each.memory_total_gib:.1f} GiB, "
+        f"{'fits' if each.fits else 'does not fit'}, {each.gpu_hours:.0f} GPU-hours"
+        for label, each, _ in alternatives
+    ]
+    return ["what would change:", *lines] if lines else []
+
+
+def _advise(
+    asked: Asked, machines: Machines, alternatives: list[tuple[str, Plan, dict]]
+) -> list[str]:
+    """Return a profile to paste whose plan fits, if possible one that trains the same weights."""
     roomy = [
         (settings, each)
         for _, each, settings in alternatives
         if settings and has_room(each, machines)
     ]
-    if not plan.fits and roomy:
-        settings, each = min(roomy, key=lambda one: ("lora" in one[0], one[1].gpu_hours))
-        lines.append(
-            f"a profile of your own that fits, with room left ({each.memory_total_gib:.1f} GiB):"
-        )
-        lines += _pasted(asked, settings)
-    return lines
+    if not roomy:
+        return []
+    settings, each = min(roomy, key=lambda one: ("lora" in one[0], one[1].gpu_hours))
+    title = f"a profile of your own that fits, with room left ({each.memory_total_gib:.1f} GiB):"
+    return [title, *_pasted(asked, settings)]
 
 
 def _pasted(asked: Asked, settings: dict) -> list[str]:

@@ -1,4 +1,4 @@
-"""Check this machine against a profile of published weights before a run: one line a check, with what to do where it fails."""
+"""Check this machine against a profile of published weights: a line a check, with what to do."""
 
 import fcntl
 import os
@@ -49,7 +49,7 @@ class Check:
 
 
 def checks(name: str, profile: Profile) -> Iterator[Check]:
-    """Yield every check of a profile of published weights, for the first of its methods on all GPUs here."""
+    """Yield the checks of a profile of published weights, for its first method on all GPUs here."""
     method = next(iter(profile.methods))
     gpus = num_processes("auto", profile.run(method).training.prompts_per_iteration)
     found = [
@@ -192,9 +192,8 @@ def _disk(plan: Plan) -> Iterator[Check]:
 def _host(gpus: int, plan: Plan) -> Check:
 
     total = psutil.virtual_memory().total / GIB
-    needed = (
-        gpus * OF_A_PROCESS + plan.disk_gib["checkpoints"] / 2
-    )  # of which there are two on the disk
+    # The disk has two checkpoints, the host's memory one
+    needed = gpus * OF_A_PROCESS + plan.disk_gib["checkpoints"] / 2
     return Check(
         total >= needed,
         f"host memory: {total:.0f} GiB, needs about {needed:.0f} for {gpus} processes and a "

@@ -1,4 +1,4 @@
-"""Measure, before training, what it can learn from, for `g2rpo probe`: by step, or with gradients of prompts."""
+"""Measure, before training, what it can learn from, for `g2rpo probe`: by step, or by gradients."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -72,7 +72,7 @@ def probe(
     judge: str | None,
     as_json: bool,
 ) -> None:
-    """Check the options, then measure and print; UserError before any model is loaded if an option does not fit."""
+    """Check the options, then measure and print; UserError before any model is loaded."""
     name, settings = read_profile(profile, study)
     members = group or settings.training.num_generations
     tails = _parse_rising(granularities, 1)
@@ -111,7 +111,7 @@ def probe(
 def _measure_gradients(
     asked: Asked, steps: str, names: list[str], group: int | None, judge: str | None
 ) -> list[Signal]:
-    """Load policy, rewards and prompts, and probe the gradients of every step and of the named entries."""
+    """Load everything, and probe the gradients of every step and of the named entries."""
     # Check what is asked
     profile, sampling = asked.settings, asked.sampling
     if unknown := [name for name in names if name not in profile.methods]:
@@ -138,10 +138,8 @@ def _measure_gradients(
     runs = [profile.run(name) for name in names]
     entries = [replace(run, training=run.training.model_copy(update=size)) for run in runs]
     # Load
-    store, pipeline = (
-        EmbeddingStore(asked.embeddings / "train"),
-        ModelStore(asked.models).folder("pipeline"),
-    )
+    store = EmbeddingStore(asked.embeddings / "train")
+    pipeline = ModelStore(asked.models).folder("pipeline")
     store.load_encoders(pipeline, asked.device)
     wanted = [
         *(name for each in (of_steps, *entries) for name in each.training.rewards),
@@ -183,10 +181,8 @@ def _print_gradients(asked: Asked, signals: list[Signal], judge: str | None, as_
         + ("  cosine" if judge else "")
     )
     for each in signals:
-        what, tails = (
-            each.method if each.step is None else f"step {each.step}",
-            ",".join(map(str, each.granularities)),
-        )
+        what = each.method if each.step is None else f"step {each.step}"
+        tails = ",".join(map(str, each.granularities))
         numbers = (
             f"{each.snr2:7.3f} {each.error:6.3f} {each.evaluations:7,.0f} "
             f"{1000 * each.per_evaluation:10.4f}"
@@ -208,12 +204,10 @@ def _parse_rising(text: str, least: int) -> tuple[int, ...]:
 
 
 def _measure_steps(asked: Asked) -> tuple[list[Step], int]:
-    """Load policy, rewards and prompts, and probe every step; return the steps, and how many prompts were used."""
+    """Load everything, and probe every step; return the steps, and the number of prompts used."""
     sampling, weighted = asked.sampling, asked.settings.training.rewards
-    store, pipeline = (
-        EmbeddingStore(asked.embeddings / "train"),
-        ModelStore(asked.models).folder("pipeline"),
-    )
+    store = EmbeddingStore(asked.embeddings / "train")
+    pipeline = ModelStore(asked.models).folder("pipeline")
     store.load_encoders(pipeline, asked.device)
     policy = Policy.load(
         pipeline, asked.weights, **policy_settings(sampling.drawn, asked.device, **sampling.size)

@@ -81,7 +81,7 @@ def _settings(profile: Profile) -> dict:
 
 
 def _annotated(value: BaseModel | dict, prefix: str, origin: dict[str, str]) -> CommentedMap:
-    """Return a mapping with a comment on each leaf: the `file:line` that sets it, `default`, or `published`."""
+    """Comment each leaf of a mapping: the `file:line` that sets it, `default`, or `published`."""
     items = (
         {name: getattr(value, name) for name in type(value).model_fields}
         if isinstance(value, BaseModel)

@@ -1,6 +1,5 @@
 """Score a folder of images with any of the rewards, for `g2rpo score`."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -25,6 +24,7 @@ from g2rpo_core.rewards.registry import (
 )
 from g2rpo_core.rewards.remote import RemoteReward
 from g2rpo_core.rewards.scoring import check_missing, note_cut
+from g2rpo_core.rewards.spec import Section
 
 
 def score(
@@ -43,17 +43,7 @@ def score(
     """
     # Check the options, before any model is loaded
     section, models = read_rewards(profile, models)
-    any_image = [spec.name for spec in SPECS if not spec.tasks_only and not compares(spec.name)]
-    any_image += [name for name in section if name not in REWARDS]
-    names = [resolve_alias(name) for name in reward]
-    for given, name in zip(reward, names):
-        if compares(name):
-            raise UserError(refuse_comparing(f"--reward {given}", name, section))
-        if name not in any_image:
-            aliases = [alias for spec in SPECS for alias in spec.aliases]
-            raise UserError(
-                f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}"
-            )
+    names = _resolve(reward, section)
     if out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {out}: must end in .csv or .parquet")
     read = [prompts] if prompts else [folder / name for name in LISTS]
@@ -97,7 +87,23 @@ def score(
     kept.discard()
 
 
-def _check_missing(table: pd.DataFrame, names: list[str], section: Mapping) -> None:
+def _resolve(reward: list[str], section: Section) -> list[str]:
+    """Return the rewards' names; UserError for one that is unknown or compares images."""
+    any_image = [spec.name for spec in SPECS if not spec.tasks_only and not compares(spec.name)]
+    any_image += [name for name in section if name not in REWARDS]
+    names = [resolve_alias(name) for name in reward]
+    for given, name in zip(reward, names):
+        if compares(name):
+            raise UserError(refuse_comparing(f"--reward {given}", name, section))
+        if name not in any_image:
+            aliases = [alias for spec in SPECS for alias in spec.aliases]
+            raise UserError(
+                f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}"
+            )
+    return names
+
+
+def _check_missing(table: pd.DataFrame, names: list[str], section: Section) -> None:
     for name, largest in max_missing(names, section).items():
         missing = table[table[name].isna()]
         reasons = missing.get(f"{name}_reason", missing[name].astype(str))

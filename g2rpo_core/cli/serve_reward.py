@@ -1,4 +1,7 @@
-"""Serve a reward over HTTP, for `g2rpo serve-reward`."""
+"""Serve a reward over HTTP, for `g2rpo serve-reward`.
+
+Experimental: main works without it.
+"""
 
 import os
 import signal
@@ -20,7 +23,8 @@ from g2rpo_core.rewards.registry import CustomRewardSettings
 from g2rpo_core.rewards.reward_server import Served, describe, make_app
 
 STOPS_WITHIN = 30  # seconds that open requests have after a stop signal
-KEEPS = 75  # seconds that a quiet connection stays open, longer than clients keep theirs: they would ask on a closed one
+# Seconds that a quiet connection stays open: longer than at clients, who would ask on a closed one
+KEEPS = 75
 
 
 def serve_reward(
@@ -33,7 +37,7 @@ def serve_reward(
     max_request_mib: int,
     key_variable: str | None,
 ) -> None:
-    """Check the options, then serve; UserError before the model is loaded if an option does not fit."""
+    """Check the options, then serve; UserError before the model is loaded."""
     key = read_key(key_variable)
     with listen(host, port) as listener:
         served = load_served(
@@ -86,7 +90,7 @@ def load_served(
     hosts: list[str],
     mib: int,
 ) -> Served:
-    """Load the reward and describe it; UserError for an unknown one, and for one that the profile only gets from a server."""
+    """Load and describe a reward; UserError if it is unknown or only a server computes it."""
     name = resolve_alias(asked)
     section, folder = read_rewards(profile, models)
     if name not in registry.labels(section):
@@ -120,7 +124,7 @@ def load_served(
 
 
 def read_key(variable: str | None) -> str | None:
-    """Read the key that requests must send; None if no variable is named, UserError if it is not set."""
+    """Read the key that requests must send; None without a variable, UserError if it is not set."""
     if variable is None:
         return None
     if not os.environ.get(variable):

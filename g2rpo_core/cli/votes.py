@@ -1,4 +1,7 @@
-"""Print what people voted in the demo, and which rewards agree with them, for `g2rpo votes`."""
+"""Print what people voted in the demo, and which rewards agree with them, for `g2rpo votes`.
+
+Experimental: main works without it.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -20,7 +23,7 @@ from g2rpo_core.rewards.votes import VotesSettings, cross_validate, differences,
 
 
 def votes(profile: str | None, file: Path | None, reward: list[str] | None) -> None:
-    """Check the options, then print; UserError before any model is loaded if a reward is unknown or the votes cannot be read."""
+    """Check the options, then print; UserError before any model is loaded."""
     profile, settings = read_profile(profile)
     # Check the options
     named = labels(settings.rewards)
@@ -59,7 +62,10 @@ def votes(profile: str | None, file: Path | None, reward: list[str] | None) -> N
 def describe_head(
     file: Path, table: pd.DataFrame, models: Path, device: torch.device, section: Section
 ) -> list[str]:
-    """Say how well a head predicts votes on prompts it has not seen, and how to use it; UserError if there are too few votes."""
+    """Describe how well a head predicts votes on unseen prompts, and how to use it.
+
+    UserError if there are too few votes.
+    """
     enough(file, table)
     settings = settings_of(
         {

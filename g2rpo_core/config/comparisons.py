@@ -16,31 +16,33 @@ class Comparison(Settings):
     within ± level (`over_seeds.preregistered`).
     """
 
-    method: Name = Field(description="the entry that is expected to be above")
-    against: Name = Field(description="the other entry")
+    method: Name = Field(description="Entry that is expected to be above.")
+    against: Name = Field(description="The other entry.")
     reward: Name = Field(
-        TRAINING, description="one of evaluation.rewards, or `training`: the training reward"
+        TRAINING, description="One of evaluation.rewards, or `training`, the training reward."
     )
     margin: float = Field(
         0.0,
         ge=0,
         le=1e6,
-        description="by how much `method` may be below and still hold; 0: it must be above",
+        description="How far `method` may be below and still hold; 0: it must be above.",
     )
     level: float | None = Field(
         None,
         gt=0,
         le=1e6,
         description=(
-            "expect instead that both are level: the interval of two one-sided tests is within ± "
-            "this"
+            "Expect instead that both are level: "
+            "the interval of two one-sided tests is within ± this."
         ),
     )
     role: Literal["primary", "secondary", "other"] = Field(
         "other",
-        description="primary: judged alone, at 5 %; secondary: likewise, if the primary holds; other: "
-        "judged together with all others, by Holm "
-        "beside a primary, else by joint intervals",
+        description=(
+            "`primary`: judged alone, at 5 %; `secondary`: likewise, if the primary holds; "
+            "`other`: judged together with all others, by Holm beside a primary, else by joint "
+            "intervals."
+        ),
     )
 
     @model_validator(mode="after")

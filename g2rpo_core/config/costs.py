@@ -1,4 +1,4 @@
-"""Counts what a run costs, in units of one forward evaluation of the transformer (docs/explanation/cost.md)."""
+"""Counts what a run costs in forward evaluations of the transformer (docs/explanation/cost.md)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -11,10 +11,8 @@ from g2rpo_core.sampling.rollout import whole_states
 from g2rpo_core.sampling.tree import Tree
 
 Count: TypeAlias = float | pd.Series
-TRAINED, IMAGE = (
-    3.0,
-    0.5,
-)  # of a trained state: its forward and backward; of an image: decoded and scored
+TRAINED = 3.0  # of a trained state: its forward and backward
+IMAGE = 0.5  # of an image: decoded and scored
 
 
 class Cost(NamedTuple):
@@ -42,7 +40,7 @@ class Cost(NamedTuple):
 
 
 def images_of(run: ResolvedRun, tree: Tree) -> int:
-    """Count the images of one prompt that are decoded and scored: finished ones, and clean predictions where the credit needs them."""
+    """Count a prompt's scored images: finished ones, and the clean predictions of the credit."""
     group = run.training.num_generations
     widths, ends = tree.widths(group), {node for pair in tree.transitions() for node in pair}
     predicted = sum(widths[node] for node in ends) if run.method.credit.needs_predictions else 0
@@ -50,7 +48,7 @@ def images_of(run: ResolvedRun, tree: Tree) -> int:
 
 
 def cost_of_prompt(run: ResolvedRun) -> Cost:
-    """Return the cost of one prompt in an iteration, of the first if they differ; without guidance."""
+    """Return the cost of an iteration's prompt, the first if they differ; without guidance."""
     group, objective = run.training.num_generations, run.method.objective
     tree = run.method.tree.build(run.sampling.steps)
     updates = objective.updates_per_rollout if isinstance(objective.updates_per_rollout, int) else 1
@@ -70,7 +68,10 @@ def cost_of_prompt(run: ResolvedRun) -> Cost:
 def parts_of_updates(
     transitions: Sequence[tuple[int, int]], updates: int
 ) -> list[list[tuple[int, int]]]:
-    """Return what each optimizer step trains on of transitions (states, next states), as `SampledTransition.members` keeps states."""
+    """Return the (states, next states) that each optimizer step trains on.
+
+    States are kept as in `SampledTransition.members`.
+    """
 
     def states(part: slice, before: int, after: int) -> int:
         kept = slice(0, 1) if before == 1 else whole_states(part, after // before) or part
@@ -84,7 +85,7 @@ def parts_of_updates(
 
 
 def cost_of(run: ResolvedRun, seed: int, records: pd.DataFrame) -> Cost:
-    """Return the cost of a run until each of its training records, in their order; each count is a column.
+    """Return the cost of a run until each of its training records; each count is a column.
 
     Where the trained states of a record are not known (NaN), they are in proportion to the last
     one's.

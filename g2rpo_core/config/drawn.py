@@ -9,7 +9,7 @@ from g2rpo_core.sampling.settings import SamplingSettings
 def bases_for(
     own: SamplingSettings, runs: Iterable[SamplingSettings]
 ) -> dict[str, SamplingSettings]:
-    """Return the settings with which the base has to be drawn, so that each run is compared with the base drawn as it is itself, by name.
+    """Return the settings to draw the base with, by name: each run has a base drawn as it is.
 
     own: the profile's, which come first if a run has them, and stand alone if there is no run.
     Settings that differ in nothing of DRAWN count as one.

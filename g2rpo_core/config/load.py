@@ -1,4 +1,4 @@
-"""Reads profiles, params.yaml and studies, resolves them, and checks them as a whole before any work.
+"""Reads profiles, params.yaml and studies, resolves them, and checks them before any work.
 
 The stage `profile` writes the resolved profile to `reports/profile.yaml`; the other stages depend
 on the sections of it that they load.
@@ -29,19 +29,16 @@ from g2rpo_core.foundation.settings import Different, EntryName, Name, Seed, Set
 from g2rpo_core.rewards.registry import REWARDS, models_of
 
 Cost = Literal["iterations", "evaluations", "compute", "seconds", "nothing"]
-COSTS: dict[str, str] = {
+COSTS: dict[str, str] = {  # name in reports
     "iterations": "iterations",
     "evaluations": "forward evaluations in rollouts",
     "compute": "total compute",
     "seconds": "seconds",
     "nothing": "nothing",
-}  # in reports
+}
 
-KEEPS_NULL = {
-    "muon_rate",
-    "samples",
-    "shortest_edge",
-}  # settings whose null means none, not their default
+# Settings whose null means none, not their default
+KEEPS_NULL = {"muon_rate", "samples", "shortest_edge"}
 
 S = TypeVar("S", bound=Settings)
 _override = partial(override, keeps_null=KEEPS_NULL)
@@ -50,24 +47,24 @@ _override = partial(override, keeps_null=KEEPS_NULL)
 class Run(Settings):
     """Which profile, methods and seeds `dvc repro` runs."""
 
-    profile: Name = Field(description="the file of profiles/ to run")
+    profile: Name = Field(description="File of profiles/ to run.")
     methods: Annotated[tuple[Name, ...], Different] = Field(
         min_length=1,
-        description="entries of the profile's section `methods`, in the report's order",
+        description="Entries of the profile's section `methods`, in the report's order.",
     )
     seeds: Annotated[tuple[Seed, ...], Different] = Field(
-        min_length=1, description="of training; every method is trained with each"
+        min_length=1, description="Seeds of training; every method is trained with each."
     )
 
 
 class MainRun(Run):
-    """`params.yaml`: a Run, and the profile's published models to evaluate, with or without own runs."""
+    """`params.yaml`: a Run, and published models of the profile to evaluate, even without runs."""
 
     methods: Annotated[tuple[Name, ...], Different] = Field(
-        description="entries of the profile's section `methods`, in the report's order"
+        description="Entries of the profile's section `methods`, in the report's order."
     )
     published: Annotated[tuple[Name, ...], Different] = Field(
-        (), description="entries of the profile's section `published`, evaluated with the runs"
+        (), description="Entries of the profile's section `published`, evaluated with the runs."
     )
 
     @model_validator(mode="after")
@@ -78,37 +75,41 @@ class MainRun(Run):
 
 
 class Study(Run):
-    """`studies/<study>/params.yaml`: runs with a report of their own, by a profile with changes; the models are the profile's."""
+    """`studies/<study>/params.yaml`: runs with a report of their own, by a profile with changes.
 
-    study: Name = Field(description="the name of its folder")
-    title: str = Field(description="the report's title")
+    The models are the profile's.
+    """
+
+    study: Name = Field(description="Name of its folder.")
+    title: str = Field(description="The report's title.")
     about: str = Field(
-        description="what is compared and at what budgets; shown in the report's first lines"
+        description="What is compared, at what budgets; shown in the report's first lines."
     )
     equal: Annotated[tuple[Cost, ...], Different] = Field(
         min_length=1,
         description=(
-            "which costs all runs share, or the runs of each part; "
-            "`nothing` if budgets are what is compared"
+            "Costs that all runs share, or the runs of each part; "
+            "`nothing` if budgets are what is compared."
         ),
     )
     bases: Annotated[tuple[Seed, ...], Different] = Field(
         (),
-        description="`models.seed` of each base: every method is trained with each seed on each, "
-        "and the report infers over bases; none: the "
-        "profile's own models",
+        description=(
+            "`models.seed` of each base: every method is trained with each seed on each base, and "
+            "the report infers over bases; none: the profile's own models."
+        ),
     )
     entries: dict[EntryName, MethodRun] = Field(
-        min_length=1, description="replaces the profile's section methods"
+        min_length=1, description="Replaces the profile's section methods."
     )
     changes: dict[Literal["sampling", "rewards", "training", "evaluation"], dict[str, object]] = (
-        Field({}, description="overrides these sections of the profile")
+        Field({}, description="Overrides these sections of the profile.")
     )
     comparisons: tuple[Comparison, ...] = Field(
         (),
         description=(
-            "named before the runs, and judged together: their intervals hold for all of them at "
-            "once"
+            "Comparisons named before the runs, and judged together: "
+            "their intervals hold for all of them at once."
         ),
     )
 
@@ -145,7 +146,7 @@ def load_profile(path: Path, study: Study | None = None) -> Profile:
 
 
 def section_of(path: Path, name: str, schema: type[S]) -> S | None:
-    """Return one section of a profile whose other sections may be wrong; None if it cannot be read."""
+    """Return a section of a profile whose other sections may be wrong; None if it is unreadable."""
     try:
         return schema.model_validate_json(json.dumps(resolve(path).data.get(name)))
     except (UserError, ValidationError):
@@ -153,10 +154,10 @@ def section_of(path: Path, name: str, schema: type[S]) -> S | None:
 
 
 def resolve(path: Path, study: Study | None = None) -> Resolved:
-    """Return the profile with everything that it extends, and with a study's changes; UserError as in `load_profile`.
+    """Return the profile with everything that it extends, and with a study's changes.
 
     Of one of a study's bases, `models` has its seed, and builds no scorer that the study does not
-    use.
+    use. UserError as in `load_profile`.
     """
     resolved = read_chain(path, KEEPS_NULL)
     if study is None:
@@ -218,7 +219,7 @@ def _check_chosen(
 
 
 def load_run(path: Path = Path("params.yaml")) -> MainRun:
-    """Load `params.yaml`, checked against the profile that it names; UserError as `load_profile`."""
+    """Load `params.yaml`, checked against its profile; UserError as in `load_profile`."""
     run = _load(path, MainRun)
     profile = load_profile(profile_path(run.profile))
     _check_chosen(path, "methods", run.methods, profile.methods, f"profiles/{run.profile}.yaml")
@@ -284,7 +285,7 @@ def load_study(name: str) -> Study:
 def evaluated_together(
     profile: str, study: Study | None
 ) -> tuple[Sequence[str] | None, Sequence[str]]:
-    """Return the entries and the published weights that are compared with the base: a study's, or those of params.yaml.
+    """Return the entries and published weights to compare with the base: a study's or the run's.
 
     None, for every entry, if params.yaml names another profile: whichever is evaluated by hand then
     finds its base.

@@ -1,4 +1,7 @@
-"""A whole profile: all sections, checked against each other. Each section's settings are beside the code that they configure."""
+"""A whole profile: all sections, checked against each other.
+
+The settings of each section are beside the code that they configure.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,24 +40,26 @@ PUBLISHED_TOKEN = 16  # pixels: the side of an image token of published models
 
 
 class MethodRun(Settings):
-    """One entry of section `methods`: its changes to the published settings and to two sections of the profile.
+    """One entry of section `methods`: changes to published settings and two sections.
 
     The entry's name is also that of its runs.
     """
 
     method: str | None = Field(
-        None, description="a published method; null: that of the entry's name"
+        None, description="A published method; null: that of the entry's name."
     )
-    label: str | None = Field(None, description="its name in reports")
+    label: str | None = Field(None, description="Name in reports.")
     settings: dict[str, Any] = Field(
-        {}, description="that replace the method's own, by part: tree, credit, objective"
+        {}, description="Replaces the method's own settings, by part: tree, credit, objective."
     )
-    sampling: dict[str, object] = Field({}, description="that replace the section `sampling`")
+    sampling: dict[str, object] = Field(
+        {}, description="Replaces settings of the section `sampling`."
+    )
     training: dict[str, object] = Field(
         {},
         description=(
-            "that replace the section `training`, whose clip_range a method's own already takes "
-            "the place of"
+            "Replaces settings of the section `training`, in which a method's published clip_range "
+            "already replaces the profile's."
         ),
     )
 
@@ -77,9 +82,10 @@ def sampling_of(
     runs: Mapping[str, ResolvedRun],
     published: Mapping[str, PublishedModel],
 ) -> SamplingSettings:
-    """Return the settings that draw the images of an entry of `methods` or `published`; for any other name, the profile's own.
+    """Return the settings that draw the images of an entry of `methods` or `published`.
 
-    Published weights have those of the entry of their method, if there is one of its name.
+    For any other name, the profile's own. Published weights have those of the entry of their
+    method, if there is one of its name.
     """
     if name in published:
         name = published[name].method or name
@@ -91,23 +97,24 @@ class Profile(Settings):
 
     numerics: Numerics = Field(
         "native",
-        description="portable: every x86-64 processor with AVX2 computes the same bits on the CPU, "
-        "with one thread; native: as fast as "
-        "this machine can, as published weights and GPUs need; deterministic: as native, "
-        "and a GPU computes the same bits each time, more slowly",
+        description=(
+            "`portable`: every x86-64 processor with AVX2 computes the same bits on the CPU, with "
+            "one thread; `native`: as fast as this machine can, as published weights and GPUs "
+            "need; `deterministic`: as native, with bitwise deterministic GPU runs, more slowly"
+        ),
     )
     models: Annotated[BuiltModels | HubModels, Field(discriminator="source")]
     prompts: PromptSettings
     embed: EmbedSettings
     sampling: SamplingSettings
     rewards: dict[Name, dict[str, object]] = Field(
-        {}, description="settings of built-in rewards, and the user's own rewards"
+        {}, description="Settings of built-in rewards, and the user's own rewards."
     )
     training: TrainingSettings
     methods: dict[EntryName, MethodRun] = Field(min_length=1)
     evaluation: EvaluationSettings
     published: dict[Name, PublishedModel] = Field(
-        {}, description="published weights, evaluated if params.yaml names them"
+        {}, description="Published weights, evaluated if params.yaml names them."
     )
 
     _runs: dict[str, ResolvedRun] = PrivateAttr(default_factory=dict)
@@ -123,9 +130,10 @@ class Profile(Settings):
     def drawn(
         self, methods: Iterable[str] | None = None, published: Iterable[str] = ()
     ) -> dict[str, Any]:
-        """Return how evaluations draw, as JSON values: entries of `methods` and `published` by name, and `base` once for each way of these.
+        """Return how evaluations draw, as JSON values: entries by name, and `base`'s ways.
 
-        methods, published: that are evaluated together, for `base`; methods None: all entries.
+        methods, published: that are evaluated together, for `base`, once for each way of these;
+        methods None: all entries.
         """
         named = [
             self.sampling_of(name)
@@ -138,7 +146,7 @@ class Profile(Settings):
         }
 
     def changed(self, **sections: object) -> Self:
-        """Return this profile with other sections, checked as a whole; ValidationError if they do not fit."""
+        """Return this profile with other sections; ValidationError if they do not fit together."""
         return type(self).model_validate({**dict(self), **sections})
 
     @model_validator(mode="after")
@@ -158,14 +166,14 @@ class Profile(Settings):
                     task := getattr(self.prompts, part)
                 ) in TASK_NAMES and task != self.models.source:
                     yield (
-                        f"prompts.{part}: models of {self.models.source} do not know the words of "
-                        f"{task}: ask for {self.models.source}"
+                        f"prompts.{part}: models of {self.models.source} "
+                        f"do not know the words of {task}: ask for {self.models.source}"
                     )
         for reward in self.rewards:
             if reward in IMAGE_STATS:
                 yield (
-                    f"rewards.{reward}: evaluations already measure an image statistic of this "
-                    "name; choose another name"
+                    f"rewards.{reward}: evaluations already measure "
+                    "an image statistic of this name; choose another name"
                 )
             yield from attempt(partial(settings_of, self.rewards, reward), ValueError)[1]
         yield from self._problems_of_training("training", self.training)
@@ -227,7 +235,9 @@ class Profile(Settings):
                 for kept in self.evaluation.checkpoints
                 if kept not in ("final", *training.snapshots)
             ]:
-                yield f"{where}: evaluation.checkpoints: {unkept[0]} is not among training.snapshots"
+                yield (
+                    f"{where}: evaluation.checkpoints: {unkept[0]} is not among training.snapshots"
+                )
         if sampling and entry.sampling:
             yield from self._problems_of_size(f"{where}.sampling", sampling)
         if method and sampling:
@@ -241,8 +251,8 @@ class Profile(Settings):
             and (training.lora is None or training.processes != 1)
         ):
             yield (
-                "sampling.quantize: is for a LoRA on one GPU: set training.lora and "
-                "training.processes: 1, or sampling.quantize: null"
+                "sampling.quantize: is for a LoRA on one GPU: "
+                "set training.lora and training.processes: 1, or sampling.quantize: null"
             )
         if method and sampling and training:
             yield from self._problems_of_task(
@@ -251,7 +261,7 @@ class Profile(Settings):
             self._runs[name] = ResolvedRun(method, sampling, training, name, entry.label, published)
 
     def _problems_of_training(self, where: str, training: TrainingSettings) -> Iterator[str]:
-        """Yield problems of the section, or of the section with a method's changes; the section's own problems are reported once."""
+        """Yield problems of the section, also with a method's changes; its own come once."""
         own = training is self.training
         if own or training.rewards != self.training.rewards:
             yield from self._problems_of_rewards(
@@ -279,8 +289,8 @@ class Profile(Settings):
                 )
             if all(compares(reward) for reward in (*training.rewards, *training.monitor.rewards)):
                 yield (
-                    f"{where}.monitor.rewards: {', '.join(training.rewards)} compares images of a "
-                    "group: name one that scores held-out images"
+                    f"{where}.monitor.rewards: {', '.join(training.rewards)} compares images "
+                    "of a group: name one that scores held-out images"
                 )
         if self.numerics == "portable" and training.parallel.compile:
             yield (
@@ -358,15 +368,15 @@ class Profile(Settings):
                     )
                 elif models and not self.models.fit_of(models[0]):
                     yield (
-                        f"{where}: {models[0]} is not built: say in models.{models[0]} how it is "
-                        f"trained, or remove {reward}"
+                        f"{where}: {models[0]} is not built: "
+                        f"say in models.{models[0]} how it is trained, or remove {reward}"
                     )
             elif lacking := [model for model in models if model not in self.models.repos]:
                 yield f"{where}: {reward} needs {' and '.join(lacking)} in models.repos"
 
 
 def _problems_of_repos(models: HubModels) -> Iterator[str]:
-    """Yield problems of `models.repos`: a model that nothing reads, or an open_clip checkpoint without its architecture."""
+    """Yield problems of `models.repos`: a model that nothing reads, or a missing architecture."""
     known = dict.fromkeys(
         ["pipeline", *(model for spec in REWARDS.values() for model in spec.models)]
     )
@@ -385,9 +395,9 @@ def _problems_of_steps(where: str, method: Method, steps: int) -> Iterator[str]:
     """Yield problems of a method's SDE steps with T = steps."""
     if (last := method.tree.last_step(steps)) > steps - 1:
         yield (
-            f"{where}: SDE step {method.tree.candidates(steps)[-1]} needs sampling.steps of at "
-            f"least {last + 1}, because the last step "
-            f"is deterministic (got {steps})"
+            f"{where}: SDE step {method.tree.candidates(steps)[-1]} "
+            f"needs sampling.steps of at least {last + 1}, "
+            f"because the last step is deterministic (got {steps})"
         )
     if beyond := [
         step
@@ -403,7 +413,7 @@ def _changed(where: str, section: S, changes: dict[str, object]) -> S:
 
 
 def _changed_method(where: str, published: str, changes: dict[str, Any]) -> Method:
-    """Return a published method with an entry's changes; ValueError if there is none of this name, or they do not fit."""
+    """Return a published method with an entry's changes; ValueError if unknown or misfit."""
     if published not in METHODS:
         raise ValueError(
             f"{where}: unknown method {published!r}; allowed are {', '.join(METHODS)} (an entry "
@@ -413,7 +423,7 @@ def _changed_method(where: str, published: str, changes: dict[str, Any]) -> Meth
 
 
 def _validated(where: str, schema: type[S], data: dict[str, object]) -> S:
-    """Validate settings from JSON values; ValueError with every problem, each as `where.key: what is wrong`."""
+    """Validate settings from JSON values; ValueError with all problems, as `where.key: problem`."""
     try:
         return schema.model_validate_json(json.dumps(data))
     except ValidationError as error:

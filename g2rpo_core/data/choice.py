@@ -34,9 +34,9 @@ class Chosen:
 
 
 def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
-    """Read the prompts that one of the two sets is chosen from, with a file's repeats; `test_skip` is ignored for files.
+    """Read the prompts that the training or test set is chosen from, with a file's repeats.
 
-    UserError if they are missing, empty or malformed.
+    `test_skip` is ignored for files. UserError if they are missing, empty or malformed.
     """
     source, count = (
         (settings.test, settings.test_count) if testing else (settings.train, settings.train_count)
@@ -56,7 +56,7 @@ def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
 
 
 def drop_skipped(prompts: list[Prompt], settings: PromptSettings) -> list[Prompt]:
-    """Return a file's test prompts without the draw of `test_skip` of them; UserError if none is left."""
+    """Drop the draw of `test_skip` from a file's test prompts; UserError if none is left."""
     if settings.test in TASK_NAMES or not settings.test_skip:
         return prompts
     seen = {prompt.id for prompt in choose(prompts, settings.test_skip, settings.seed)}
@@ -70,7 +70,10 @@ def drop_skipped(prompts: list[Prompt], settings: PromptSettings) -> list[Prompt
 
 
 def chosen_prompts(settings: PromptSettings) -> Chosen:
-    """Choose the prompts by the settings' seeded draws; errors as in `all_prompts`, and UserError if no training prompt is left."""
+    """Choose the prompts by the settings' seeded draws.
+
+    Errors as in `all_prompts`, and UserError if no training prompt is left.
+    """
     read = {name: all_prompts(settings, testing=name == "test") for name in ("test", "train")}
     unique = {name: distinct(prompts) for name, prompts in read.items()}
     test = choose(drop_skipped(unique["test"], settings), settings.test_count, settings.seed)

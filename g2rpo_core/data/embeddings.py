@@ -1,11 +1,12 @@
-"""Store encoded prompts in sharded Parquet: written once, read by random access, a few prompts per row group.
+"""Stores encoded prompts in sharded Parquet: written once, read by random access.
 
 `Architecture.encoding` says which tensors a prompt has. They are raw little-endian bytes in
-`large_binary` columns, uncompressed, without dictionary or statistics, so that a random row is one
-short read. Padding rows of T5 are kept because models attend to them. The schema's metadata holds
-shapes, dtype and the number of prompts in all parts. Where a base model needs the empty prompt, for
-classifier-free guidance, its encoding is in a file of its own, once. A set that is encoded online,
-during training, has its texts alone, in one part whose metadata holds the length in tokens.
+`large_binary` columns, a few prompts per row group, uncompressed, without dictionary or statistics,
+so that a random row is one short read. Padding rows of T5 are kept because models attend to them.
+The schema's metadata holds shapes, dtype and the number of prompts in all parts. Where a base model
+needs the empty prompt, for classifier-free guidance, its encoding is in a file of its own, once. A
+set that is encoded online, during training, has its texts alone, in one part whose metadata holds
+the length in tokens.
 """
 
 import json
@@ -45,7 +46,10 @@ class Conditioning:
     unpadded: bool = False
     """Whether no text has padding, so that nothing need be masked."""
     length: int | None = None
-    """Tokens of a text before padding was left out (`Policy.cut`), for which a call has room; None: those of `tensors`."""
+    """Tokens of a text before padding was cut (`Policy.cut`); None: as in `tensors`.
+
+    A call has room for these.
+    """
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -62,7 +66,7 @@ class Conditioning:
 
 
 def over_limit(prompts: Sequence[Prompt], tokenizer, limit: int) -> list[tuple[int, Prompt]]:
-    """Return the prompts of more than `limit` tokens (with end token) with their numbers of tokens, the longest first."""
+    """Return the prompts over `limit` tokens (with end token), and their tokens; longest first."""
     lengths: list[tuple[int, Prompt]] = []
     for start in range(0, len(prompts), 1024):
         part = prompts[start : start + 1024]
@@ -74,7 +78,7 @@ def over_limit(prompts: Sequence[Prompt], tokenizer, limit: int) -> list[tuple[i
 
 
 def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
-    """Check that encoding cuts no prompt; UserError naming those over `limit` tokens, the longest first.
+    """Check that encoding cuts no prompt; UserError naming those over `limit`, longest first.
 
     It advises a higher limit only where the text encoder was trained with that many.
     """
@@ -95,7 +99,7 @@ def check_lengths(prompts: Sequence[Prompt], tokenizer, limit: int) -> None:
 
 
 def note_short_encoders(prompts: Sequence[Prompt], pipeline: DiffusionPipeline) -> None:
-    """Print a line for each text encoder that reads the beginning of some prompts alone, as CLIP's beside T5: how many, and the longest."""
+    """Print how many prompts each short text encoder, such as CLIP's, cuts, and the longest."""
     base = ARCHITECTURES[type(pipeline).__name__]
     lengths: dict[int, list[tuple[str, int]]] = {}
     for part, kind in base.tokenizers.items():
@@ -113,7 +117,10 @@ def note_short_encoders(prompts: Sequence[Prompt], pipeline: DiffusionPipeline) 
 
 
 def without_long(prompts: Sequence[Prompt], tokenizer, limit: int) -> Sequence[Prompt]:
-    """Leave out the prompts that encoding would cut, which nobody can shorten in a data set; UserError if none is left."""
+    """Leave out the prompts that encoding would cut; UserError if none is left.
+
+    In a data set nobody can shorten them.
+    """
     long = {prompt.id for _, prompt in over_limit(prompts, tokenizer, limit)}
     if len(long) == len(prompts):
         check_lengths(prompts, tokenizer, limit)
@@ -124,9 +131,10 @@ def without_long(prompts: Sequence[Prompt], tokenizer, limit: int) -> Sequence[P
 def encode(
     pipeline: DiffusionPipeline, prompts: Sequence[Prompt], max_length: int, batch: int
 ) -> Iterator[tuple[Prompt, Conditioning]]:
-    """Encode prompts by the pipeline's own `encode_prompt`; yield each with its encoding, such as context [S, D] and pooled [E].
+    """Encode prompts by the pipeline's own `encode_prompt`; yield each with its encoding.
 
-    Its warnings of single prompts that are cut are left out: `note_short_encoders` counts them.
+    Such as context [S, D] and pooled [E]. Its warnings of single prompts that are cut are left out:
+    `note_short_encoders` counts them.
     """
     logging.getLogger("diffusers.pipelines").setLevel(logging.ERROR)
     base = ARCHITECTURES[type(pipeline).__name__]
@@ -159,10 +167,10 @@ def write(
     shard_rows: int,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> None:
-    """Write part-00000.parquet, ... with `shard_rows` prompts each; existing parts are complete and kept.
+    """Write part-00000.parquet, ... with `shard_rows` prompts each; parts that exist are kept.
 
-    encoded: calls `encode` on the prompts of one part; progress: called with the number of prompts
-    in a new part.
+    Those are complete. encoded: calls `encode` on the prompts of one part; progress: called with
+    the number of prompts in a new part.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, start in enumerate(range(0, len(prompts), shard_rows)):
@@ -173,7 +181,10 @@ def write(
 
 
 def write_online(folder: Path, prompts: Sequence[Prompt], dtype: str, max_length: int) -> None:
-    """Write the texts of prompts that `EmbeddingStore` encodes when they are needed, as `encode` and `write` would have stored them."""
+    """Write the texts of prompts that `EmbeddingStore` encodes when they are needed.
+
+    The encodings are those that `encode` and `write` would have stored.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     meta = {"dtype": dtype, "online": max_length, "prompts": len(prompts)}
     _write_whole(folder / "part-00000.parquet", meta, [], [[_texts(prompt) for prompt in prompts]])
@@ -200,7 +211,7 @@ def _write_part(
 def _write_whole(
     path: Path, meta: dict, tensors: Iterable[str], groups: Iterable[list[dict]]
 ) -> None:
-    """Write a part with its row groups under another name first, so that a part that exists is complete."""
+    """Write a part under another name first, so that a part that exists is complete."""
     schema = pa.schema(
         [
             *((name, pa.string()) for name in COLUMNS),
@@ -231,16 +242,17 @@ def _texts(prompt: Prompt) -> dict[str, str]:
 
 
 class EmbeddingStore:
-    """A folder written by `write` or `write_online`, with random access; holds the texts in memory and reads or encodes on request."""
+    """A folder written by `write` or `write_online`, with random access.
+
+    It holds the texts in memory, and reads or encodes on request.
+    """
 
     def __init__(self, folder: Path):
         # Open every part, each of the same dtype, shapes and number of prompts
         existing(folder / "part-00000.parquet")
-        self._paths, self._files, self._places = (
-            sorted(folder.glob("part-*.parquet"), key=lambda path: natural(path.name)),
-            [],
-            [],
-        )
+        self._paths = sorted(folder.glob("part-*.parquet"), key=lambda path: natural(path.name))
+        self._files: list[pq.ParquetFile] = []
+        self._places: list[tuple[int, int, int]] = []
         self.prompts: list[Prompt] = []
         self._meta: dict = {}
         for number, path in enumerate(self._paths):
@@ -293,12 +305,15 @@ class EmbeddingStore:
         return len(self.prompts)
 
     def load_encoders(self, pipeline: Path, device: torch.device) -> None:
-        """Load the text encoders of a pipeline's folder onto a device, if the prompts of this folder are encoded online."""
+        """Load a pipeline's text encoders onto a device, if these prompts are encoded online."""
         if "online" in self._meta:
             self._encoders = text_encoders(pipeline, dtype=DTYPES[self._meta["dtype"]]).to(device)
 
     def conditioning(self, indices: Sequence[int]) -> Conditioning:
-        """Read or encode some prompts, and stack their encodings, float32: name -> [P, ...]; ValueError without the encoders it needs."""
+        """Read or encode some prompts, and stack their encodings, float32: name -> [P, ...].
+
+        ValueError without the encoders that it needs.
+        """
         if "online" in self._meta:
             return self._encode([self.prompts[index] for index in indices])
         rows = []
@@ -356,7 +371,7 @@ def _tensor_shapes(meta: dict) -> dict[str, list[int]]:
 
 
 def _open_part(path: Path) -> tuple[pq.ParquetFile, dict, list[Prompt]]:
-    """Open a part written by `write`: its file, its metadata and its prompts; UserError if it is incomplete."""
+    """Open a part written by `write`: file, metadata and prompts; UserError if it is incomplete."""
     whole(path)
     with reading(path):
         if path.open("rb").read(4) != b"PAR1":  # Arrow only looks at the end

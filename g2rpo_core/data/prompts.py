@@ -38,7 +38,10 @@ class Prompt:
 def captions(
     task: str, count: int, seed: int, *, testing: bool, without: Collection[str] = ()
 ) -> list[Prompt]:
-    """Draw captions of different scenes of a task, none of `without`; test captions are never training ones. UserError if there are too few."""
+    """Draw captions of different scenes of a task, none of `without`.
+
+    Test captions are never training ones. UserError if there are too few.
+    """
     prefix = "test" if testing else "train"
     try:
         scenes = TASKS[task].distinct_scenes(
@@ -66,11 +69,12 @@ def distinct(prompts: list[Prompt]) -> list[Prompt]:
 
 
 def read_all(path: Path, unusable: list[str] | None = None) -> list[Prompt]:
-    """Read the prompts of a file: txt (one per line), json (list of texts or objects), csv, jsonl or parquet.
+    """Read the prompts of a file: txt (one per line), json (list), csv, jsonl or parquet.
 
-    Rows have a `prompt`, and perhaps a `style`, as `read_rows` finds them. Texts are in Unicode's
-    NFC with single spaces. Blank prompts are skipped; ids are the file's name and the line or row
-    number. UserError as of `read_rows`, and for a file without a prompt; unusable: as there.
+    A json list holds texts or objects. Rows have a `prompt`, and perhaps a `style`, as `read_rows`
+    finds them. Texts are in Unicode's NFC with single spaces. Blank prompts are skipped; ids are
+    the file's name and the line or row number. UserError as of `read_rows`, and for a file without
+    a prompt; unusable: as there.
     """
     prompts: list[Prompt] = []
     for number, row in read_rows(path, unusable).items():
@@ -101,7 +105,10 @@ def given_prompts(texts: Sequence[str]) -> list[Prompt]:
 
 
 def make_id_prefix(path: Path) -> str:
-    """Return the file's name as the start of ids; ids name images, so characters that are not safe everywhere become `_`."""
+    """Return the file's name as the start of ids, with `_` for unusual characters.
+
+    Ids name images, and some characters are not safe everywhere.
+    """
     return re.sub(r"[^\w.-]", "_", path.stem)[:100]
 
 
@@ -114,21 +121,24 @@ def _style(value: object) -> str:
 
 
 def note_longer(who: str, lengths: Sequence[tuple[str, int]], limit: int) -> None:
-    """Print a line if some texts have more than `limit` tokens: how many of them, and the longest; lengths: each text with its tokens."""
+    """Print how many texts have more than `limit` tokens, and the longest; nothing if none has.
+
+    lengths: each text with its number of tokens.
+    """
     if long := sorted([(-count, text) for text, count in lengths if count > limit]):
         named = "; ".join(f"{visible(text[:60])!r} has {-count}" for count, text in long[:NAMED])
         more = f"; and {len(long) - NAMED} more" if len(long) > NAMED else ""
         print(
-            f"note: {who} reads {limit} tokens of a prompt and cuts the rest of {len(long)} of "
-            f"{len(lengths)} prompts: {named}{more}",
+            f"note: {who} reads {limit} tokens of a prompt and cuts the rest "
+            f"of {len(long)} of {len(lengths)} prompts: {named}{more}",
             file=sys.stderr,
         )
 
 
 def held_out(train: list[Prompt], test: list[Prompt]) -> tuple[list[Prompt], int]:
-    """Return the training prompts that are not test prompts, and how many were left out; UserError if none is left.
+    """Return the training prompts that are not test prompts, and how many were left out.
 
-    Texts that look alike are the same (`comparable`).
+    UserError if none is left. Texts that look alike are the same (`comparable`).
     """
     tested = {comparable(prompt.text) for prompt in test}
     kept = [prompt for prompt in train if comparable(prompt.text) not in tested]
@@ -141,7 +151,7 @@ def held_out(train: list[Prompt], test: list[Prompt]) -> tuple[list[Prompt], int
 
 
 def choose(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
-    """Draw `count` of the prompts with a seed, in their order; return all of them if there are fewer."""
+    """Draw `count` of the prompts with a seed, in their order; all of them if there are fewer."""
     if count >= len(prompts):
         return prompts
     chosen = random.Random(seed_of("choose", seed)).sample(range(len(prompts)), count)
@@ -149,7 +159,7 @@ def choose(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
 
 
 def prompt_order(iteration: int, per_iteration: int, count: int, seed: int) -> list[int]:
-    """Return the indices of the prompts of one iteration: epoch after epoch, each in its own seeded order."""
+    """Return the prompt indices of an iteration; each epoch has its own seeded order."""
     positions = range(iteration * per_iteration, (iteration + 1) * per_iteration)
     orders = {epoch: list(range(count)) for epoch in {position // count for position in positions}}
     for epoch, order in orders.items():

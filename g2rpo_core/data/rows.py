@@ -1,4 +1,4 @@
-"""Reads the rows of a file of prompts, as whoever wrote it wrote it: its encoding, its delimiter, and the names of its columns."""
+"""Reads the rows of prompt files, whatever their encoding, delimiter and names of columns."""
 
 import codecs
 import csv
@@ -18,8 +18,7 @@ from g2rpo_core.foundation.files import complaint, in_one_line, read_table, read
 from g2rpo_core.foundation.texts import normalized, unprintable, unseen, visible
 
 MISSING: Any = object()  # a field that a row of a csv does not have
-# Names of columns, whatever their case: our own first, then those of `datasets` and of published
-# sets
+# Names of columns, whatever their case: our own first, then those of published data sets
 COLUMNS = {
     "prompt": ("prompt", "prompts", "caption", "captions", "text", "texts"),
     "file": ("file", "file_name", "filename"),
@@ -36,11 +35,12 @@ ENCODINGS = (  # by the mark at the beginning; that of UTF-16 begins as that of 
 
 
 def read_rows(path: Path, unusable: list[str] | None = None) -> dict[int, dict]:
-    """Read the rows of a prompt file by their number, from 1, each with a `prompt` that is text or missing, and perhaps `file` and `style`.
+    """Read the rows of a prompt file by their number, from 1.
 
-    The columns may have other names (COLUMNS); ours wins over another one. unusable: takes the
-    prompts that no encoder takes, with a control character or without a character that is seen, in
-    place of an error: nobody can mend them in a data set.
+    Each has a `prompt` that is text or missing, and perhaps `file` and `style`. The columns may
+    have other names (COLUMNS); ours wins over another one. unusable: takes the prompts that no
+    encoder takes, with a control character or without a character that is seen, in place of an
+    error: nobody can mend them in a data set.
 
     UserError, naming the file, the rows (several, see `in_one_line`) and what to do, for a missing
     or unreadable file, an unknown format, a missing column, two columns that could be the same, and
@@ -76,7 +76,7 @@ def read_rows(path: Path, unusable: list[str] | None = None) -> dict[int, dict]:
 
 
 def _column(path: Path, own: str, names: Sequence[object]) -> object | None:
-    """Return which of a file's columns is our `prompt`, `file` or `style`; None if none is, UserError if several could be."""
+    """Return the column that is our `prompt`, `file` or `style`; None, or UserError for two."""
     if own in names:
         return own
     found = [
@@ -154,14 +154,14 @@ def _kind(value: object) -> str:
 
 
 def read_marked(path: Path) -> str:
-    """Return the text of a file by its byte order mark, as UTF-8 if it has none; line ends as they are."""
+    """Return the text of a file by its byte order mark, by default UTF-8; line ends stay."""
     data = path.read_bytes()
     encoding = next((encoding for mark, encoding in ENCODINGS if data.startswith(mark)), "utf-8")
     return data.decode(encoding)
 
 
 def _rows(path: Path) -> dict[int, Any]:
-    """Read the rows by number, from 1 (for JSON lines, the line number); for a line that is not JSON, its ValueError."""
+    """Read the rows by number, from 1; for JSON lines, by line, and a ValueError for a bad line."""
     if path.suffix == ".parquet":
         return dict(enumerate(read_table(path).to_dict("records"), 1))
     file = io.StringIO(read_marked(path), newline="")
@@ -181,7 +181,10 @@ def _rows(path: Path) -> dict[int, Any]:
 
 
 def _rows_of_csv(path: Path, file: io.StringIO) -> dict[int, Any]:
-    """Read a csv from its first line that is not blank, with the delimiter by which that line has a column that we know."""
+    """Read a csv from its first line that is not blank.
+
+    The delimiter is one by which that line has a column that we know.
+    """
     # 128 KiB by default; the text encoders' limit is checked later
     csv.field_size_limit(2**30)
     start, known = 0, {name for names in COLUMNS.values() for name in names}

@@ -27,33 +27,40 @@ Source = Annotated[
 
 
 class PromptSettings(Settings):
-    """Sources of both sets: `shapes` or `marks` for a tiny task's captions, a file (txt, csv, json, jsonl or parquet), or a data set on the hub."""
+    """Sources of the training and test prompts.
 
-    train: Source = Field(description="prompts of training")
-    train_count: Count = Field(description="how many are drawn, or made")
-    test: Source = Field(description="held-out prompts")
-    test_count: Count = Field(description="how many are drawn, or made")
+    `shapes` or `marks` for a tiny task's captions, a file (txt, csv, json, jsonl or parquet), or a
+    data set on the hub.
+    """
+
+    train: Source = Field(description="Training prompts.")
+    train_count: Count = Field(description="How many prompts are drawn, or made.")
+    test: Source = Field(description="Held-out prompts.")
+    test_count: Count = Field(description="How many prompts are drawn, or made.")
     test_skip: int = Field(
         0,
         ge=0,
         le=10**6,
-        description="test prompts that choices were made on: the draw of that many is left out of `test`",
+        description=(
+            "Test prompts that choices were made on: a draw of this many is left out of `test`."
+        ),
     )
-    seed: Seed = Field(description="of the draw")
+    seed: Seed = Field(description="Seed of the draws.")
 
 
 class EmbedSettings(Settings):
     """How prompts are encoded and stored."""
 
     max_sequence_length: int = Field(
-        ge=1, le=LONGEST, description="T5 tokens, padding included: models attend to it"
+        ge=1, le=LONGEST, description="T5 tokens, with padding, which models attend to."
     )
-    dtype: Literal["float32", "bfloat16"] = Field(description="of the stored encodings")
-    batch: Count = Field(description="prompts in one call of the encoders")
-    shard_rows: Count = Field(description="prompts in one Parquet file")
+    dtype: Literal["float32", "bfloat16"] = Field(description="Dtype of the stored encodings.")
+    batch: Count = Field(description="Prompts in one call of the encoders.")
+    shard_rows: Count = Field(description="Prompts in one Parquet file.")
     encode: Literal["stored", "online"] = Field(
         "stored",
-        description="training prompts once, before training; online: those of each iteration, "
-        "by text encoders that stay on the GPU, "
-        "for sets too large to store",
+        description=(
+            "`stored`: encode training prompts once, before training; `online`: encode those of "
+            "each iteration by text encoders that stay on the GPU, for sets too large to store."
+        ),
     )

@@ -1,8 +1,8 @@
-"""Keeps the state of a run for an exact resume, in a scratch folder that belongs to its settings, code and inputs alone.
+"""Keeps the state of a run for an exact resume, in a scratch folder of its own.
 
-The folder's name is a hash of all these, so that a change of any never continues from stale state.
-It is outside the declared outputs, which DVC removes before a run. Everything is written under a
-temporary name and renamed: what has its final name is complete.
+The folder's name is a hash of settings, code and inputs, so that a change of any never continues
+from stale state. It is outside the declared outputs, which DVC removes before a run. Everything is
+written under a temporary name and renamed: what has its final name is complete.
 """
 
 import filecmp
@@ -44,9 +44,8 @@ from g2rpo_core.numerics.portable import in_use
 
 ROOT = SCRATCH
 FINISHED = "finished.json"  # in scratch: the records of a run whose outputs are whole in `out`
-HASHES = Path(
-    ".cache", "hashes.json"
-)  # of large files: path -> what `_stamp` says of it, and its hash
+# Of large files: path -> what `_stamp` says of it, and its hash
+HASHES = Path(".cache", "hashes.json")
 LARGE = 2**24  # bytes; smaller files are read at every start
 SETTLED = 2.0  # seconds without a change until a time of change tells one edit from the next
 MANIFEST = "manifest.json"
@@ -81,12 +80,13 @@ def scratch(
     processes: ProcessGroup = ALONE,
     end: str | None = None,
 ) -> Path:
-    """Return the scratch folder of a run, for all processes; print which leftovers of the run are not resumed, and why.
+    """Return the scratch folder of a run, for all processes.
 
-    settings: values and typed sections that decide the run; dependencies: files and folders whose
-    content does, as the stage declares them to DVC. PyTorch's version decides too; the number of
-    processes does not. end: the setting that only decides after which iteration the run ends: a new
-    run goes on from the last checkpoint of one that differs in that alone.
+    Prints which leftovers of the run are not resumed, and why. settings: values and typed sections
+    that decide the run; dependencies: files and folders whose content does, as the stage declares
+    them to DVC. PyTorch's version decides too; the number of processes does not. end: the setting
+    that only decides after which iteration the run ends: a new run goes on from the last checkpoint
+    of one that differs in that alone.
     """
     if processes.rank > 0:
         return _shared(None, processes)
@@ -109,8 +109,8 @@ def scratch(
                 last = checkpoints(other.parent)[-1]
                 shutil.copytree(last, folder / last.name, copy_function=link)
                 print(
-                    f"goes on from {last}: only {end} changed, from {theirs[end]} to "
-                    f"{identity[end]}",
+                    f"goes on from {last}: only {end} changed, "
+                    f"from {theirs[end]} to {identity[end]}",
                     file=sys.stderr,
                 )
                 continue
@@ -134,15 +134,15 @@ def scratch(
 def still_decide(
     folder: Path, settings: Mapping[str, object], dependencies: Iterable[Path]
 ) -> bool:
-    """Tell whether these settings and dependencies are as they were when `scratch` named the folder after them."""
+    """Tell whether settings and dependencies are still those that `scratch` named the folder by."""
     return folder.name == _digest(_identity(settings, dependencies))
 
 
 def claim(stage: str, name: str, processes: ProcessGroup = ALONE) -> None:
-    """Reserve a run for this group until its last process has ended, however it ends; UserError if another group has it.
+    """Reserve a run for this group until its last process has ended; UserError if it is taken.
 
-    Collective. This is a system lock on a file: the first process takes it exclusively, then
-    all processes share it, so that it is free when all have ended.
+    Collective. This is a system lock on a file: the first process takes it exclusively, then all
+    processes share it, so that it is free when all have ended, however they end.
     """
     owner, problems = (
         attempt(lambda: claims.take(stage, name)) if processes.rank == 0 else (None, [])
@@ -157,7 +157,7 @@ def claim(stage: str, name: str, processes: ProcessGroup = ALONE) -> None:
 
 
 def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
-    """Return the first process's folder once all processes see it; UserError if a node does not share its disk."""
+    """Return the first process's folder once all see it; UserError if a node has another disk."""
     written = uuid.uuid4().hex
     if folder:
         write_whole(folder / SEEN, written.encode())
@@ -167,7 +167,7 @@ def _shared(folder: Path | None, processes: ProcessGroup) -> Path:
 
 
 def _wait_until_seen(file: Path, written: str, processes: ProcessGroup) -> None:
-    """Wait until all processes read what the first has written into a file; UserError if a node does not share its disk."""
+    """Wait until all read what the first process wrote; UserError if a node has another disk."""
     end = time.monotonic() + VISIBLE_WITHIN
     while not (seen := file.exists() and file.read_text() == written) and time.monotonic() < end:
         time.sleep(0.2)
@@ -199,7 +199,10 @@ def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> d
 
 
 def _hashes(files: Iterable[Path]) -> dict[Path, str]:
-    """Return the SHA-256 of each file; a large one is not read again while its inode, size and times of change stay the same."""
+    """Return the SHA-256 of each file.
+
+    A large one is not read again while its inode, size and times of change stay the same.
+    """
     try:
         known = read_json(HASHES, of=dict)
     except UserError:  # none yet, or damaged: everything is read
@@ -237,7 +240,7 @@ def _digest(identity: Mapping[str, str]) -> str:
 
 
 class Checkpoints:
-    """A run's checkpoints in its scratch folder, written one at a time in the background while the run goes on.
+    """A run's checkpoints in its scratch folder, written one at a time in the background.
 
     A checkpoint holds tensors, written by `torch.distributed.checkpoint` with one part per process,
     so that any number of processes may read it; the records as JSON; and a manifest with the size
@@ -260,7 +263,7 @@ class Checkpoints:
                 shutil.rmtree(left, ignore_errors=True)
 
     def save(self, iteration: int, state: dict, records: list[dict]) -> None:
-        """Start to write, after waiting for the previous checkpoint; `state` (nested tensors) may change once this returns."""
+        """Start to write once the previous one is finished; `state` (tensors) may then change."""
         self.finish()
         final = _of_iteration(self.folder, iteration)
         if self.processes.first("there" if final.exists() else None):
@@ -288,7 +291,7 @@ class Checkpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the checkpoint is on disk under its final name, and remove all but the newest `keep`."""
+        """Wait until the checkpoint has its final name; remove all but the newest `keep`."""
         if self._unfinished is None:
             return
         (final, written), self._unfinished = self._unfinished, None
@@ -326,7 +329,7 @@ class Checkpoints:
 
 
 def _why(error: BaseException) -> str:
-    """Return the reason in one line: an error of torch's writer has a whole traceback as its text."""
+    """Return the reason in one line: torch's writer has a whole traceback as an error's text."""
     if is_full(error) or shutil.disk_usage(Path.cwd()).free < 2**16:
         return "the disk is full; make room, and the same command resumes"
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
@@ -350,13 +353,12 @@ def checkpoints(folder: Path) -> list[Path]:
     found = (
         path for path in folder.glob("iteration-*") if re.fullmatch(r"iteration-\d+", path.name)
     )
-    return sorted(
-        found, key=lambda path: natural(path.name)
-    )  # as numbers: the millionth is after the 999,999th
+    # As numbers: the millionth is after the 999,999th
+    return sorted(found, key=lambda path: natural(path.name))
 
 
 def check_room(needed: float, what: str, processes: ProcessGroup = ALONE) -> None:
-    """Check that the current folder's disk has `needed` bytes free, before the work and not hours into it.
+    """Check that the current folder's disk has `needed` bytes free, before hours of work.
 
     Collective. UserError if it has less.
     """
@@ -379,7 +381,10 @@ def last_iteration(folder: Path) -> int:
 
 
 def load_records(path: Path, processes: ProcessGroup = ALONE) -> list[dict]:
-    """Return the records of a checkpoint, after checking all its files against the manifest; UserError if it is damaged. Collective."""
+    """Return the records of a checkpoint, after checking all its files against the manifest.
+
+    Collective. UserError if it is damaged.
+    """
     # Check the files, each process some of them
     problem = None
     try:
@@ -409,7 +414,7 @@ def load_records(path: Path, processes: ProcessGroup = ALONE) -> list[dict]:
 
 
 def _read_identity(file: Path) -> dict:
-    """Return the identity of a leftover; empty if it cannot be read, because it is only reported."""
+    """Return the identity of a leftover; {} if it is unreadable, because it is only reported."""
     try:
         return read_json(file, of=dict)
     except UserError:
@@ -424,10 +429,10 @@ def _damage(file: Path, about: dict) -> str | None:
 
 
 def load_state(path: Path, state: dict, processes: ProcessGroup = ALONE) -> None:
-    """Fill the tensors of `state` in place, each process its part; any number of processes may have written them. Collective.
+    """Fill the tensors of `state` in place, each process its part. Collective.
 
-    UserError if the checkpoint's index is a pickle of anything else than an index, which torch
-    would run.
+    Any number of processes may have written them. UserError if the checkpoint's index is a pickle
+    of anything else than an index, which torch would run.
     """
     with reading(path), (path / ".metadata").open("rb") as index:
         _IndexUnpickler(index).load()
@@ -435,7 +440,7 @@ def load_state(path: Path, state: dict, processes: ProcessGroup = ALONE) -> None
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """Loads the index of a checkpoint, `.metadata`, and nothing else: what it may name is in INDEX, and torch's dtypes."""
+    """Loads a checkpoint's index, `.metadata`, which may only name INDEX and torch's dtypes."""
 
     def find_class(self, module: str, name: str) -> object:
         if name in INDEX.get(module, ()) or (
@@ -457,7 +462,10 @@ def discard(folder: Path) -> None:
 
 
 def release(folder: Path) -> None:
-    """Remove a finished run's folder, all but its last checkpoint if that was kept, from which a longer run can go on (`scratch`)."""
+    """Remove a finished run's folder, all but its last checkpoint if that was kept.
+
+    A longer run can go on from that (`scratch`).
+    """
     if written := checkpoints(folder):
         kept = folder.with_name(f"{folder.name}{KEPT}")
         for earlier in folder.parent.glob(f"*{KEPT}"):
@@ -472,9 +480,10 @@ def release(folder: Path) -> None:
 
 
 def forget_finished(name: str, run: Path, processes: ProcessGroup) -> None:
-    """Remove what a finished training left in scratch until DVC knew it, as DVC does once it starts what comes after.
+    """Remove what a finished training left in scratch until DVC knew it.
 
-    run: the folder that DVC knows; what another training left under the same name stays.
+    DVC does once it starts what comes after. run: the folder that DVC knows; what another training
+    left under the same name stays.
     """
     if "DVC_STAGE" in os.environ and processes.rank == 0:
         for done in sorted((ROOT / "train" / name).glob(f"*/{FINISHED}")):

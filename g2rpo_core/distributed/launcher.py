@@ -36,7 +36,7 @@ class Terminated(Exception):
 
 
 class Termination:
-    """A watch for SIGTERM and SIGINT: they set `requested`, and `limit` seconds later the process ends in any case.
+    """Watches for SIGTERM and SIGINT: sets `requested`, and ends the process after `limit` seconds.
 
     A thread watches for the signals, because a long call holds up Python's own handlers.
     """
@@ -77,8 +77,8 @@ def join_processes(
         count, gpus = num_processes(asked, items), torch.cuda.device_count()
         if asked == "auto" and count < gpus:
             print(
-                f"processes: auto: {count} of {gpus} GPUs, as {items} prompts per iteration are "
-                "shared evenly",
+                f"processes: auto: {count} of {gpus} GPUs, "
+                f"as {items} prompts per iteration are shared evenly",
                 file=sys.stderr,
             )
         if count > 1:
@@ -87,15 +87,15 @@ def join_processes(
     left = float(os.environ.get(SHUTDOWN, SHUTDOWN_DEFAULT))
     if "TORCHELASTIC_RUN_ID" in os.environ and grace > left:
         raise UserError(
-            f"training.checkpoints.grace is {grace:g} s, but the launcher kills its processes "
-            f"{left:g} s after SIGTERM: "
+            f"training.checkpoints.grace is {grace:g} s, "
+            f"but the launcher kills its processes {left:g} s after SIGTERM: "
             f"export {SHUTDOWN}={round(grace) + MARGIN} before it starts"
         )
     return join(asked, items)
 
 
 def _end_if_useless() -> None:
-    """End a process that was started again after an error that only the user can fix, with that error's status."""
+    """End a process restarted after an error that only the user can fix, with its status."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and STATUS_FOLDER in os.environ:
         failed = statuses(Path(os.environ[STATUS_FOLDER]))
         if failed - {TRANSIENT_STATUS}:

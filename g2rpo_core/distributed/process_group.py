@@ -1,4 +1,4 @@
-"""Joins the processes of a run, shares work among them, and exchanges values. A single process is also a group."""
+"""Joins a run's processes, shares work, and exchanges values; a single process is a group, too."""
 
 import atexit
 import os
@@ -16,23 +16,24 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.cuda import prepare
 from g2rpo_core.numerics.processes import LAUNCHER, die_with_parent
 
-Processes = (
-    Annotated[int, Field(gt=0, le=10**6)] | Literal["auto"]
-)  # as a setting: how many, or one for each GPU
-TIMEOUT = timedelta(
-    hours=1
-)  # of a collective: the first process may write a large file while the others wait
+# As a setting: how many, or one for each GPU
+Processes = Annotated[int, Field(gt=0, le=10**6)] | Literal["auto"]
+# Of a collective: the first process may write a large file while the others wait
+TIMEOUT = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Process `rank` of `size`. Every method but `share` is collective: all processes call it, in the same order."""
+    """Process `rank` of `size`.
+
+    Every method but `share` is collective: all processes call it, in the same order.
+    """
 
     rank: int = 0
     size: int = 1
 
     def share(self, prompts: int) -> range:
-        """Return this process's part of so many prompts; UserError if they cannot be shared evenly."""
+        """Return this process's part of the prompts; UserError if they cannot be shared evenly."""
         if prompts % self.size:
             raise UserError(
                 f"training.prompts_per_iteration: {prompts} cannot be shared evenly by {self.size} "
@@ -80,10 +81,11 @@ def num_processes(processes: Processes, items: int | None = None) -> int:
 
 
 def join(processes: Processes, items: int | None = None) -> tuple[ProcessGroup, torch.device]:
-    """Join the process group that `accelerate launch` or torchrun started; the device is this process's own GPU, or the CPU.
+    """Join the process group that `accelerate launch` or torchrun started; return it and a device.
 
-    UserError if it is not the group that was asked for, so that a process never silently runs
-    alone, or if dead processes could not be replaced.
+    The device is this process's own GPU, or the CPU. UserError if it is not the group that was
+    asked for, so that a process never silently runs alone, or if dead processes could not be
+    replaced.
     """
     asked, size = num_processes(processes, items), int(os.environ.get("WORLD_SIZE", "1"))
     if "WORLD_SIZE" in os.environ:

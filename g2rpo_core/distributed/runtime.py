@@ -1,4 +1,7 @@
-"""Runtime interface of a stage: process group, model calls, weight loading, run state. The rehearsal overrides it."""
+"""Runtime interface of a stage: process group, model calls, weight loading, run state.
+
+The rehearsal overrides it.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +24,10 @@ ON_CPU = "G2RPO_ON_CPU"  # the environment variable that allows it
 
 
 def check_device(models: ModelStore) -> None:
-    """Check that models of a published size have a GPU; UserError naming why torch finds none. Models that are missing are said later."""
+    """Check that models of a published size have a GPU; UserError naming why torch finds none.
+
+    Models that are missing are reported later.
+    """
     if not (models.root / LOCK).exists():
         return
     size = sum(about["size"] for about in models.entry("pipeline")["files"].values())
@@ -34,7 +40,7 @@ def check_device(models: ModelStore) -> None:
 
 
 class Runtime:
-    """The runtime of a stage: each `main` takes one, and `Policy` hands it to the code that trains and samples.
+    """The runtime of a stage: each `main` takes one, and `Policy` hands it on.
 
     Every method here does the real thing; there is nothing to know about it to change a method. The
     rehearsal overrides all of them to run the same stage without GPUs, weights and time: whatever
@@ -44,7 +50,7 @@ class Runtime:
     def join(
         self, asked: Processes, items: int | None = None, grace: float = 0.0
     ) -> tuple[ProcessGroup, torch.device]:
-        """Return this process's group and device among the requested processes, see `join_processes`."""
+        """Return this process's group and device, see `join_processes`."""
         return join_processes(asked, items, grace)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -58,7 +64,10 @@ class Runtime:
     def call(
         self, model: torch.nn.Module, function: Callable[..., torch.Tensor], *inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Call a model through `function`; without gradients, all calls with a first input of equal shape cost the same."""
+        """Call a model through `function`.
+
+        Without gradients, all calls with a first input of equal shape cost the same.
+        """
         return function(*inputs)
 
     def attempt(self, function: Callable[..., None], *arguments: Any, **how: Any) -> None:
@@ -66,11 +75,11 @@ class Runtime:
         function(*arguments, **how)
 
     def passes(self, batches: Sequence[T]) -> Iterable[T]:
-        """Return the batches of an update that get a forward and backward pass each, ending with the last."""
+        """Return the batches of an update that get a forward and backward pass, last one last."""
         return batches
 
     def start(self, published: ModelStore, name: str | None) -> Path | None:
-        """Return the weights that a run starts from, of these published ones; None for those of the base model."""
+        """Return the published weights that a run starts from; None for the base model's."""
         return None if name is None else published.weights(name)
 
     def checkpoints(

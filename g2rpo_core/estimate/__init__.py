@@ -1,1 +1,1 @@
-"""Estimate what a profile needs before any machine is rented: memory, time, communication, disk, by arithmetic and tracing."""
+"""Estimate memory, time, communication and disk of a profile by arithmetic and tracing."""

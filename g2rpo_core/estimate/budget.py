@@ -1,4 +1,4 @@
-"""Look for better plans: the cheapest way to train a method on given machines, and what single changes of settings do."""
+"""Better plans: the cheapest way to train on given machines, and the effect of single changes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +12,8 @@ from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.training.settings import TrainingSettings
 
 LORA = LoraSettings(rank=32, alpha=32.0)  # tried if all weights do not fit
+CHECKPOINTING = {"gradient_checkpointing": True}
+ONE_LATENT = {"batch_tokens": 1}  # per call
 MARGIN = 0.97  # of a GPU's memory, that what is advised may take: an estimate is no measurement
 
 
@@ -82,7 +84,7 @@ def _now(training: TrainingSettings, key: str) -> object:
 def cheapest(
     profile: Profile, name: str, machines: Machines, hours: float, rate: Rate = ASSUMED
 ) -> tuple[Way | None, Way | None]:
-    """Return the way with the fewest GPU-hours of those that take at most `hours`, and the fastest of all; None where there is none.
+    """Return the way with the fewest GPU-hours within `hours`, and the fastest; None for neither.
 
     Train all weights if the profile does and that is possible, else a LoRA.
     """
@@ -110,81 +112,65 @@ def changes(
     shard: int | None = None,
     rate: Rate = ASSUMED,
 ) -> list[tuple[str, Plan, dict]]:
-    """Plan the changes that affect memory and time most; combined changes only if the present plan does not fit.
+    """Plan the changes that affect memory and time most, each with its settings of `training`.
 
-    With each change come its settings of `training`; none where it is one of machines.
+    These are empty for a change of machines. Changes are combined only if the present plan does not
+    fit.
     """
     training = profile.run(name).training
-    lora: dict = {"lora": LORA.model_dump(mode="json")} if training.lora is None else {}
-    checkpointing: dict = (
-        {} if training.gradient_checkpointing else {"gradient_checkpointing": True}
-    )
-    smallest: dict = {"batch_tokens": 1}
-    replica: dict = (
-        {"parallel": training.parallel.model_dump() | {"replica": not training.parallel.replica}}
-        if machines.gpus > 1
-        else {}
-    )
-    # Single changes, then combined ones
-    options: list[tuple[str, dict]] = [
-        ("training.gradient_checkpointing: true", checkpointing),
-        (
-            "training.gradient_checkpointing: false",
-            {} if checkpointing else {"gradient_checkpointing": False},
-        ),
-        ("training.lora: LoRA of rank 32", lora),
-        (f"training.parallel.replica: {str(not training.parallel.replica).lower()}", replica),
-    ]
-    if not fits:
-        options += [
-            ("training.batch_tokens for one latent per call", smallest),
-            (
-                "checkpointing and one latent per call",
-                checkpointing | smallest if checkpointing else {},
-            ),
-            (
-                "LoRA and training.gradient_checkpointing: true",
-                lora | checkpointing if lora and checkpointing else {},
-            ),
-            (
-                "LoRA, checkpointing and one latent per call",
-                lora | checkpointing | smallest if lora else {},
-            ),
-        ]
     planned = [
         (label, make_plan(changed(profile, name, change), name, machines, shard, rate), change)
-        for label, change in options
+        for label, change in _options(training, machines.gpus, fits).items()
         if change
     ]
     # Other numbers of GPUs per model
     now = shard or min(training.parallel.shard_size or machines.gpus, machines.gpus)
     for size in divisors(machines.gpus):
         if size != now:
+            label = f"training.parallel.shard_size: {size}"
             parallel = {"parallel": training.parallel.model_dump() | {"shard_size": size}}
-            planned.append(
-                (
-                    f"training.parallel.shard_size: {size}",
-                    make_plan(profile, name, machines, size, rate),
-                    parallel,
-                )
-            )
+            planned.append((label, make_plan(profile, name, machines, size, rate), parallel))
     # More GPUs, if nothing else fits
-    best = checkpointing | smallest
+    smallest = changed(profile, name, CHECKPOINTING | ONE_LATENT)
     for more in () if fits else (2, 4, 8, 16, 32):
         if more > machines.gpus and training.prompts_per_iteration % more == 0:
-            plan = make_plan(
-                changed(profile, name, best),
-                name,
-                replace(machines, gpus=more, nodes=count_nodes(more)),
-                more,
-                rate,
-            )
+            larger = replace(machines, gpus=more, nodes=count_nodes(more))
+            plan = make_plan(smallest, name, larger, more, rate)
             if plan.fits:
-                planned.append(
-                    (f"{more} GPUs per model, checkpointing, one latent per call", plan, {})
-                )
+                label = f"{more} GPUs per model, checkpointing, one latent per call"
+                planned.append((label, plan, {}))
                 break
     return planned
+
+
+def _options(training: TrainingSettings, gpus: int, fits: bool) -> dict[str, dict]:
+    """Return changes of `training` by their labels; {} for one that changes nothing here."""
+    lora: dict = {"lora": LORA.model_dump(mode="json")} if training.lora is None else {}
+    checkpointing = {} if training.gradient_checkpointing else CHECKPOINTING
+    other = not training.parallel.replica
+    replica = {"parallel": training.parallel.model_dump() | {"replica": other}}
+    single = {
+        "training.gradient_checkpointing: true": checkpointing,
+        "training.gradient_checkpointing: false": (
+            {} if checkpointing else {"gradient_checkpointing": False}
+        ),
+        "training.lora: LoRA of rank 32": lora,
+        f"training.parallel.replica: {str(other).lower()}": replica if gpus > 1 else {},
+    }
+    if fits:
+        return single
+    return single | {
+        "training.batch_tokens for one latent per call": ONE_LATENT,
+        "checkpointing and one latent per call": (
+            checkpointing | ONE_LATENT if checkpointing else {}
+        ),
+        "LoRA and training.gradient_checkpointing: true": (
+            lora | checkpointing if lora and checkpointing else {}
+        ),
+        "LoRA, checkpointing and one latent per call": (
+            lora | checkpointing | ONE_LATENT if lora else {}
+        ),
+    }
 
 
 def divisors(number: int) -> list[int]:

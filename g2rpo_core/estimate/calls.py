@@ -1,11 +1,13 @@
-"""Compute how many rows the calls of rollout and update have at each SDE step, and how far their velocities may be apart.
+"""Compare the batch sizes of rollout and update at each SDE step.
 
-Where both have equally many, the ratio before the first update is 1. Where they do not, bfloat16
-rounds otherwise, and how much that moves the ratio depends on the step.
+Where both are equal, the ratio before the first update is 1. Where they differ, the GPU may choose
+another kernel that rounds differently in bfloat16; how far that moves the ratio depends on the
+step.
 """
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,19 +27,19 @@ LARGEST = 4.5  # standard deviations of the largest ratio that a run sees
 
 @dataclass(frozen=True)
 class Calls:
-    """An SDE step, over the trees of a run."""
+    """Batch sizes at one SDE step, over all trees of a run."""
 
     step: int
     rollout: set[int]
-    """Rows of the calls that sample it."""
+    """Rows of the transformer's calls that sample it."""
     update: set[int]
-    """Rows of the calls that train it."""
+    """Rows of the calls that train on it."""
     tolerated: float
-    """The relative difference of two velocities at which |ratio - 1| leaves the clip range."""
+    """Relative difference of both velocities at which |ratio - 1| leaves the clip range."""
 
 
 def calls_of(profile: Profile, name: str, machines: Machines) -> list[Calls]:
-    """Return the calls of a method at each SDE step that it may train on, in order; none of a method without a ratio."""
+    """Return the calls at each SDE step that a method may train on; [] without a ratio."""
     work = Work(profile, name, machines, None)
     objective = work.method.objective
     if not isinstance(objective, ObjectiveSettings):
@@ -63,8 +65,23 @@ def calls_of(profile: Profile, name: str, machines: Machines) -> list[Calls]:
     return [Calls(step, *found[step], tolerated(work, step)) for step in sorted(found)]
 
 
+def describe_calls(calls: Sequence[Calls]) -> str:
+    """Say the batch sizes over all SDE steps, and which velocity error matters if they differ."""
+    rows = lambda sets: " or ".join(map(str, sorted(set().union(*sets))))
+    sampled, trained = rows(one.rollout for one in calls), rows(one.update for one in calls)
+    if all(one.rollout == one.update for one in calls):
+        ends = "equal at each step, so ratios start at 1"
+    else:
+        ends = "|ratio - 1| leaves the clip range at a relative velocity error of "
+        ends += f"{min(one.tolerated for one in calls):.2%}"
+    return f"latents per call at SDE steps: rollout {sampled}, update {trained}; {ends}"
+
+
 def _updates(work: Work, transitions: list[tuple[int, int]]) -> list[tuple[int, set[int]]]:
-    """Return the index of each transition (states, next states) with the rows of the calls that train it, as `split` makes them."""
+    """Return each transition's index with the rows of the calls that train it, as `split` does.
+
+    transitions: (states, next states) of one prompt.
+    """
     updates = work.method.objective.updates_per_rollout
     # The transitions of each optimizer step
     if updates == "step":
@@ -95,10 +112,11 @@ def _updates(work: Work, transitions: list[tuple[int, int]]) -> list[tuple[int, 
 
 
 def tolerated(work: Work, step: int) -> float:
-    """Return the difference e of velocities at which |ratio - 1| = 4.5 g e / sqrt(n) + (g e)^2 / 2 is the clip range.
+    """Return the relative error e of a velocity at which |ratio - 1| reaches the clip range.
 
-    g: the velocity's weight in the transition's mean, in standard deviations; n: elements of a
-    latent. Classifier-free guidance adds the errors of both evaluations.
+    The largest |ratio - 1| of a run is about 4.5 g e / sqrt(n) + (g e)^2 / 2; g: the velocity's
+    weight in the transition's mean, in standard deviations; n: elements of a latent.
+    Classifier-free guidance adds the errors of both evaluations.
     """
     sigmas = shifted_sigmas(work.sampling.steps, work.sampling.shift)
     transition = work.method.tree.transition(sigmas)
@@ -108,8 +126,7 @@ def tolerated(work: Work, step: int) -> float:
     weight = abs(float((moved.mean - transition(zero, zero, step=step).mean) / moved.std))
     if work.forward_evals == 2:
         weight *= math.hypot(work.sampling.guidance, work.sampling.guidance - 1)
-    elements = work.tokens[0] * math.prod(
-        work.base.latent_shape(work.shape.vae, 2, 2)
-    )  # a token has 2 x 2 latents
+    # A token has 2 x 2 latents
+    elements = work.tokens[0] * math.prod(work.base.latent_shape(work.shape.vae, 2, 2))
     linear = LARGEST / math.sqrt(elements)
     return (math.sqrt(linear**2 + 2 * work.training.clip_range) - linear) / weight

@@ -1,4 +1,4 @@
-"""Plan everything that params.yaml names: each run with its measurements and checkpoints, each evaluation, and the disk of all."""
+"""Plan everything in params.yaml: runs with measurements and checkpoints, evaluations, disk."""
 
 from dataclasses import dataclass
 
@@ -33,13 +33,16 @@ class Campaign:
     hours: float
     gpu_hours: float
     disk_gib: dict[str, float]
-    """Of everything, by part; `checkpoints`: those of the run with the largest, because a finished run has none."""
+    """By part, of everything; `checkpoints`: the largest run's, as a finished run has none."""
 
 
 def make_campaign(
     profile: Profile, run: Run, published: tuple[str, ...], machines: Machines, rate: Rate = ASSUMED
 ) -> Campaign:
-    """Plan the methods and seeds of a run with the base and the published models that are evaluated beside them; errors as `make_plan`."""
+    """Plan a run's methods and seeds, and the base and published models evaluated beside them.
+
+    Errors as `make_plan`.
+    """
     if unknown := [name for name in run.methods if name not in profile.methods]:
         raise UserError(
             f"params.yaml: methods: {unknown[0]!r} is not in the profile, "
@@ -52,15 +55,9 @@ def make_campaign(
     shared = next(iter(plans.values()))
 
     def alone(drawn: dict) -> dict[str, float]:
-        """Return the hours of an evaluation without a run, which has no snapshots, drawn as an entry draws."""
-        name = next(
-            (
-                name
-                for name in (*plans, *profile.methods)
-                if profile.sampling_of(name).drawn == drawn
-            ),
-            next(iter(plans)),
-        )
+        """Return the hours of an evaluation without a run, and so without snapshots."""
+        alike = lambda name: profile.sampling_of(name).drawn == drawn
+        name = next(filter(alike, (*plans, *profile.methods)), next(iter(plans)))
         plan = plans[name] if name in plans else make_plan(profile, name, machines, rate=rate)
         return {"evaluation": plan.evaluation_hours / len(profile.evaluation.checkpoints)}
 

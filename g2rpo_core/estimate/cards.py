@@ -1,4 +1,4 @@
-"""List usual cards: memory, peak, and the share of it that a transformer's forward was seen to reach.
+"""Usual cards: memory, peak, and the share of the peak that a transformer's forward reached.
 
 A share is operations over seconds, by FLUX.1-dev's operations as `models/cost.py` counts them.
 Those of others are of whole images, with text encoders and VAE, so the transformer's own is a
@@ -31,9 +31,8 @@ class Card(NamedTuple):
 
 
 CARDS: dict[str, Card] = {
-    "h100": Card(
-        79, 989, 0.36, OURS, 0.57
-    ),  # xDiT: 28 steps at 1024 pixels in 6.71 s, compiled in 4.30 s: 0.31 and 0.49
+    # xDiT: 28 steps at 1024 pixels in 6.71 s, compiled in 4.30 s: 0.31 and 0.49
+    "h100": Card(79, 989, 0.36, OURS, 0.57),
     "h200": Card(139, 989, 0.36, "its share of the peak is an H100's: the same chip", 0.57),
     "b200": Card(178, 2250),
     "a100": Card(79, 312, 0.52, f"{XDIT}: 4 steps at 2048 pixels in 10 s"),
@@ -67,7 +66,7 @@ def card_of(name: str) -> Card:
 
 
 def rate_of(name: str, compile: bool) -> Rate:
-    """Return the rate of a card, with compiled blocks if they are asked for and their share is known."""
+    """Return a card's rate, with compiled blocks if asked for and their share is known."""
     card = card_of(name)
     share = card.compiled if compile and card.compiled else card.share
     how = ", compiled" if compile and card.compiled else ""

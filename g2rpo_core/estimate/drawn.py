@@ -1,4 +1,4 @@
-"""Makes transformers of true size with random weights, for what is measured on a GPU before there are any; nothing is downloaded."""
+"""Make full-size transformers with random weights, for measurements on a GPU without downloads."""
 
 import json
 import tempfile
@@ -23,12 +23,12 @@ def drawn_transformer(
     quantized: Kind | None = None,
     shared: bool = False,
 ) -> ModelMixin:
-    """Return a frozen bfloat16 transformer with random weights on `device`, which never holds more than the finished model and one layer.
+    """Return a frozen bfloat16 transformer with random weights on `device`.
 
-    lora: an adapter in float32 that trains; quantized: how the blocks' frozen weights are kept
-    (`quantize`); shared: blocks of a kind have the first one's weights, so a call computes and
-    reads as much as without that, in a fraction of the memory: a block of these models is larger
-    than a GPU's cache.
+    It never holds more than the finished model and one layer. lora: an adapter in float32 that
+    trains; quantized: how the blocks' frozen weights are kept (`quantize`); shared: blocks of a
+    kind have the first one's weights, so a call computes and reads as much as otherwise, in a
+    fraction of the memory: a block of these models is larger than a GPU's cache.
     """
     # Without data
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ def drawn_transformer(
 
 
 def share(blocks: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Let blocks with equal names and shapes of parameters have the layers of the first one, and return the first ones."""
+    """Let blocks with equal names and shapes share the first one's layers; return these."""
     kinds: dict[tuple, torch.nn.Module] = {}
     for block in blocks:
         shapes = tuple((name, parameter.shape) for name, parameter in block.named_parameters())
@@ -64,7 +64,7 @@ def share(blocks: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def fill(module: torch.nn.Module, device: torch.device) -> None:
-    """Allocate what has no data yet, and draw it: of matrices N(0, 1 / inputs), of norms' weights 1, of biases 0."""
+    """Allocate and draw empty parameters: matrices N(0, 1 / inputs), norms' weights 1, biases 0."""
     empty = [name for name, parameter in module.named_parameters() if parameter.is_meta]
     allocate(module, device)
     drawn = dict(module.named_parameters())

@@ -1,7 +1,7 @@
-"""Describe the machines that a run is planned or rehearsed for, and compute what their processes send each other.
+"""The machines that a run is planned or rehearsed for, and the traffic between its processes.
 
-That is FSDP2's gathers of weights and sums of gradients. `g2rpo rehearse` counts the calls that the
-stages really make; a test compares these figures with it.
+The traffic is FSDP2's gathers of weights and sums of gradients. `g2rpo rehearse` counts the calls
+that the stages really make; a test compares these figures with it.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,10 @@ if TYPE_CHECKING:  # imports torch and diffusers, which would slow down --help
 # of a transformer in bfloat16: an H100 was seen to reach 354 in eager mode and 564 compiled
 # (benchmarks/README.md)
 ASSUMED_TFLOPS = 400.0
-DECODE_SLOWER, SCORE_SLOWER = (
-    2,
-    15,
-)  # against bfloat16, by the same data sheets: TF32 convolutions, float32 products
+# Against bfloat16, by the cards' data sheets: TF32 convolutions, float32 products
+DECODE_SLOWER, SCORE_SLOWER = 2, 15
 RESERVE_GIB = 3.0  # CUDA context, communication buffers, and what the allocator cannot fill
-INSIDE, BETWEEN = (
-    400.0,
-    50.0,
-)  # GB/s of a GPU: NVLink of an H100, and a network card of 400 Gbit/s for each GPU
+INSIDE, BETWEEN = 400.0, 50.0  # GB/s of a GPU: an H100's NVLink, a network card of 400 Gbit/s each
 DISK = 2.0  # GB/s at which a node writes
 GPUS_OF_A_NODE = 8
 FLOAT32 = 4
@@ -75,7 +70,10 @@ class Machines:
 def checked_machines(
     command: str, gpus: int, memory: float, nodes: int | None, inside: float, between: float
 ) -> Machines:
-    """Return the machines of a command's options, by default with as few nodes as hold the GPUs; UserError for impossible ones."""
+    """Return the machines of a command's options; UserError for impossible ones.
+
+    nodes: None for as few as hold the GPUs.
+    """
     options = {"gpus": gpus, "nodes": nodes, "memory": memory, "inside": inside, "between": between}
     for option, value in options.items():
         if value is not None and not 0 < value < inf:
@@ -112,11 +110,11 @@ class Sharding:
         return self.machines.nodes > 1 and bool(self.machines.per_node % self.shard)
 
     def gathered(self, size: float) -> float:
-        """Return the bytes that a GPU sends in a ring all-gather or reduce-scatter of `size` bytes."""
+        """Return the bytes that a GPU sends in a ring all-gather or reduce-scatter of `size`."""
         return size * (self.shard - 1) / self.shard
 
     def summed_over_copies(self, size: float) -> float:
-        """Return the bytes that a GPU sends in a ring all-reduce of its part of `size` bytes over all copies."""
+        """Return the bytes that a GPU sends in a ring all-reduce of its shard over all copies."""
         return 2 * size / self.shard * (self.copies - 1) / self.copies
 
 

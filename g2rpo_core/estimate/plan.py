@@ -1,4 +1,4 @@
-"""Compute what a profile needs: forward evaluations, memory per GPU by part, hours, GPU-hours, disk.
+"""A profile's needs: forward evaluations, memory per GPU by part, hours, GPU-hours, disk.
 
 Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen
 weights are bfloat16. Computation and communication are added up, although they partly overlap;
@@ -64,7 +64,7 @@ class Plan:
     """Forward evaluations of the transformer (NFE), with those of classifier-free guidance."""
     evaluations_per_iteration: float
     compute_per_prompt: float
-    """Total compute in forward evaluations: with what is trained, decoded and scored (`config/costs.py`)."""
+    """In forward evaluations: all training, decoding and scoring, too (`config/costs.py`)."""
     prompts_per_gpu: int
     gpus_per_model: int
     latents_per_call: dict[str, int]
@@ -102,10 +102,10 @@ class Plan:
 def make_plan(
     profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: Rate = ASSUMED
 ) -> Plan:
-    """Plan method `name`, with each model sharded over `shard` GPUs (default: as the profile says, or all).
+    """Plan method `name`, with each model sharded over `shard` GPUs.
 
-    rate: of a forward evaluation of the transformer on one GPU. UserError if the GPUs cannot share
-    the prompts of an iteration evenly.
+    shard: None for the profile's, or all. rate: of a forward evaluation of the transformer on one
+    GPU. UserError if the GPUs cannot share the prompts of an iteration evenly.
     """
     work = Work(profile, name, machines, shard)
     # Memory: what lasts the whole run, and the largest phase
@@ -161,7 +161,7 @@ def make_plan(
 
 
 class Work:
-    """What one GPU does in an iteration of a run: its prompts, calls, latents and images, and the sizes of the models."""
+    """One GPU's part of an iteration: prompts, calls, latents, images, and the models' sizes."""
 
     def __init__(self, profile: Profile, name: str, machines: Machines, shard: int | None):
         self.base, self.shape = shape_of(profile)
@@ -181,10 +181,8 @@ class Work:
                 f"cannot be shared evenly by {gpus} GPUs"
             )
         self.prompts = training.prompts_per_iteration // gpus
+        self.forward_evals = self.base.forward_evals(sampling.guidance)  # per velocity of a latent
         # Trees of all iterations; memory is that of the widest
-        self.forward_evals = self.base.forward_evals(
-            sampling.guidance
-        )  # of the velocity of one latent
         self.trees = _trees(method, sampling.steps, training.iterations)
         evaluations = [tree.num_forward_evals(self.group) for tree in self.trees]
         self.evaluations = self.forward_evals * sum(evaluations) / len(self.trees)
@@ -219,16 +217,19 @@ class Work:
 
     @property
     def has_base(self) -> bool:
-        """Return whether the KL term needs a copy of the weights before training; with a LoRA they are the frozen ones."""
+        """Return whether the KL term needs a copy of the initial weights; a LoRA's are frozen."""
         return self.method.objective.needs_base and not self.training.lora
 
     @property
     def encodes_online(self) -> bool:
-        """Return whether the text encoders stay on the GPU, and no training prompt's encoding is on the disk."""
+        """Return whether text encoders stay on the GPU instead of encoded prompts on the disk."""
         return self.profile.embed.encode == "online"
 
     def cost(self, rows: int, *, training: bool, tokens: tuple[int, int] | None = None) -> Cost:
-        """Trace a call of the transformer with that many rows, and the backward if `training`; tokens: the most, if they are not given."""
+        """Trace a call of the transformer with that many rows, and its backward if `training`.
+
+        tokens: None for the most.
+        """
         lora, checkpointing = (
             (self.training.lora, self.training.gradient_checkpointing)
             if training
@@ -245,7 +246,7 @@ class Work:
         return transformer_cost(self.base, self.shape.transformer, call)
 
     def flops(self, *, training: bool) -> float:
-        """Count the operations of a call of the transformer with one row and a prompt of usual length."""
+        """Count the operations of a transformer call of one row with a prompt of usual length."""
         return self.cost(1, training=training, tokens=self.usual).flops
 
     def decoding_cost(self) -> Cost:
@@ -312,9 +313,8 @@ def _passing_bytes(work: Work) -> dict[str, dict[str, float]]:
             0 if work.training.lora else counts.block * 4
         )
     else:
-        gathered = (
-            counts.all * work.width if work.width < 4 and not work.training.lora else 0
-        )  # autocast's copies
+        copied = work.width < 4 and not work.training.lora  # by autocast
+        gathered = counts.all * work.width if copied else 0
     if work.sampling.quantize:
         gathered = RESTORING * counts.largest
     # Gradients: those of a single call come as activations go; those of several are kept, unsharded
@@ -336,7 +336,7 @@ def _passing_bytes(work: Work) -> dict[str, dict[str, float]]:
 
 
 def _seconds(work: Work, ms: float) -> dict[str, float]:
-    """Return the seconds of computation of an iteration, by phase; ms: milliseconds per forward evaluation."""
+    """Return an iteration's seconds of computation by phase; ms: per forward evaluation."""
     flops = work.flops(training=False)
     per_flop = ms / 1e3 / flops
     decoded = work.decoding_cost().flops * -(-work.scored // work.sampling.decode_batch)
@@ -382,7 +382,10 @@ def _communication(work: Work) -> tuple[dict[str, float], dict[str, float]]:
 def _update_calls(
     method: Method, prompts: int, transitions: list[tuple[int, int]], size: int
 ) -> list[int]:
-    """Return the calls of each optimizer step of an iteration; transitions: states and next states of the training transitions."""
+    """Return the calls of each optimizer step of an iteration.
+
+    transitions: (states, next states) of the training transitions.
+    """
     updates = method.objective.updates_per_rollout
     calls = lambda rows: -(-prompts * rows // size)
     if updates == "step":
@@ -400,7 +403,7 @@ def _states(transitions: list[tuple[int, int]]) -> Counter[int]:
 
 
 def measured_rate(profile: Profile, name: str) -> float:
-    """Measure the milliseconds per forward evaluation of method `name`'s calls on this machine's GPU; UserError without one."""
+    """Measure a method's milliseconds per forward evaluation here; UserError without a GPU."""
     sampling = profile.run(name).sampling
     base, shape = shape_of(profile)
     image_tokens, text_tokens = _usual(base, _tokens(base, shape, profile, sampling))
@@ -420,7 +423,7 @@ def _tokens(
 
 
 def _usual(architecture: Architecture, tokens: tuple[int, int]) -> tuple[int, int]:
-    """Return the image and text tokens of one latent that are computed for a prompt of usual length."""
+    """Return one latent's image and text tokens, computed for a prompt of usual length."""
     return tokens[0], min(tokens[1], PROMPT_TOKENS) if architecture.padded else tokens[1]
 
 
@@ -432,7 +435,7 @@ def _trees(method, steps: int, iterations: int) -> list:
 
 
 def _sizes(profile: Profile, rewards: Iterable[str]) -> dict[str, ModelSize]:
-    """Return the model sizes of the rewards that are computed here, where they are known; those that a profile builds are small."""
+    """Return the known model sizes of the rewards computed here; models built here are small."""
     if profile.models.source != "hub":
         return {}
     specs = [
@@ -444,7 +447,7 @@ def _sizes(profile: Profile, rewards: Iterable[str]) -> dict[str, ModelSize]:
 
 
 def _calls_per_image(work: Work, reward: str) -> float:
-    """Return how often a reward calls its model per image: once, or as often as the image is compared in its group."""
+    """Return a reward's model calls per image: 1, or its comparisons within the group."""
     calls = REWARDS[reward].calls_in_group
     return calls(settings_of(work.profile.rewards, reward), work.group) if calls else 1
 
@@ -466,7 +469,10 @@ def _encoder_parameters(work: Work) -> int:
 
 
 def _monitor_hours(work: Work, ms: float) -> float:
-    """Return the hours in which all GPUs sample the images of a run's measurements: at the start, when they are due, and at the end."""
+    """Return the hours in which all GPUs sample the images of a run's measurements.
+
+    These are at the start, when they are due, and at the end.
+    """
     monitor = work.training.monitor
     measurements = 1 + -(-work.training.iterations // monitor.every)
     return (
@@ -481,7 +487,10 @@ def _monitor_hours(work: Work, ms: float) -> float:
 
 
 def _evaluation_hours(work: Work, ms: float) -> float:
-    """Return the hours in which all GPUs sample the images of one evaluation; ms: as in `_seconds`, of a training call's tokens."""
+    """Return the hours in which all GPUs sample one evaluation's images.
+
+    ms: as in `_seconds`, at a training call's tokens.
+    """
     evaluation, sampling = work.profile.evaluation, work.sampling
     tokens = _tokens(
         work.base,
@@ -501,7 +510,7 @@ def _evaluation_hours(work: Work, ms: float) -> float:
 
 
 def _disk(work: Work) -> dict[str, float]:
-    """Return the bytes of the models' files, of the encoded prompts, and of one run's trained weights."""
+    """Return the bytes of model files, encoded prompts, and one run's trained weights."""
     profile, training, counts = work.profile, work.training, work.counts
     published = (
         counts.all if training.lora is None else counts.all - counts.trained
@@ -516,9 +525,8 @@ def _disk(work: Work) -> dict[str, float]:
         0 if work.encodes_online else profile.prompts.train_count
     )
     sizes = _sizes(profile, dict.fromkeys([*work.scorers, *profile.evaluation.rewards])).values()
-    moments = (
-        12 + 4 * bool(training.ema) + 4 * bool(work.method.objective.old)
-    )  # bytes per trained weight in a checkpoint
+    # Bytes per trained weight in a checkpoint
+    moments = 12 + 4 * bool(training.ema) + 4 * bool(work.method.objective.old)
     embeddings = prompts * row * DTYPES[profile.embed.dtype].itemsize
     whole = DTYPES[training.save_dtype].itemsize * counts.trained + (
         0 if training.lora else 4 * counts.buffers
@@ -527,9 +535,8 @@ def _disk(work: Work) -> dict[str, float]:
     return {
         "pipeline": 2
         * (published + _encoder_parameters(work) + _vae_parameters(work)),  # published in 16 bits
-        "rewards": sum(
-            2 * size.bytes for size in sizes
-        ),  # most are pickled, and converted to safetensors
+        # most are pickled, and converted to safetensors
+        "rewards": sum(2 * size.bytes for size in sizes),
         "embeddings": embeddings,
         "trained": trained,
         "copies": embeddings + trained,

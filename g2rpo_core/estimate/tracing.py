@@ -1,4 +1,4 @@
-"""Find the shape of a profile's base model, count its parameters, and measure its decoder; nothing is downloaded or allocated."""
+"""Trace a profile's base model: shape, parameters and decoder, without downloads or allocation."""
 
 import statistics
 import time
@@ -36,11 +36,11 @@ TRACED_BY = (*CODE, "estimate")
 
 
 def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
-    """Return the base model of a profile and its shape, by the repository or the folder of its pipeline, or the one whose `architecture` it has.
+    """Return a profile's base model and shape, by its pipeline's repository or folder.
 
-    A small FLUX.1 that is built is planned without its text encoders. UserError for other small
-    models and for those that compute in float32, and for a repository of unknown shape or one that
-    is not to be trained.
+    A repository may have the shape of another's `architecture`. A small FLUX.1 that is built is
+    planned without its text encoders. UserError for other small models and for those that compute
+    in float32, and for a repository of unknown shape or one that is not to be trained.
     """
     if profile.models.source != "hub":
         if profile.models.base != "flux" or profile.sampling.dtype == "float32":
@@ -49,10 +49,8 @@ def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
                 "choose one that downloads published ones, or small_gpu"
             )
         sizes = profile.models.sizes
-        vae = {
-            **vae_config(sizes.vae),
-            "shift_factor": 0.0,
-        }  # which its fit sets, as all such numbers
+        # Its fit sets the shift factor, as all such numbers
+        vae = {**vae_config(sizes.vae), "shift_factor": 0.0}
         return ARCHITECTURES[BASES["flux"]], ModelShape(
             flux_config(sizes.transformer), vae, {}, {"shift": profile.sampling.shift}
         )
@@ -107,7 +105,7 @@ def _count(module: torch.nn.Module) -> int:
 
 
 def count_kept(kind: str, config: Config, make: Callable[[], torch.nn.Module]) -> int:
-    """Return `count_parameters` of a class of model and its configuration, which decide what `make` builds."""
+    """Count the parameters of what `make` builds, kept by its class and configuration."""
     return kept(kind, config, lambda: {"parameters": count_parameters(make)}, TRACED_BY)[
         "parameters"
     ]
@@ -166,7 +164,10 @@ def vae_cost(
     height: int,
     width: int,
 ) -> Cost:
-    """Return the cost of decoding a batch of images of height x width pixels in float32; config: items of the VAE's configuration."""
+    """Return the cost of decoding a batch of images in float32, in pixels of height x width.
+
+    config: items of the VAE's configuration.
+    """
     decides = (config, batch, height, width)
     return Cost(
         **kept(
@@ -220,10 +221,10 @@ def measured_rate(
     device: str = "cuda",
     quantized: Kind | None = None,
 ) -> float:
-    """Measure the milliseconds per forward evaluation of a bfloat16 transformer with random weights, in calls of `batch`.
+    """Measure the milliseconds per forward evaluation of a transformer in calls of `batch`.
 
-    Blocks share their weights, so that a GPU of 24 GB measures every base model. UserError without
-    such a device, or where a call does not fit it.
+    It is bfloat16 with random weights. Blocks share their weights, so that a GPU of 24 GB measures
+    every base model. UserError without such a device, or where a call does not fit it.
     """
     if device == "cuda" and not torch.cuda.is_available():
         ask = "or give milliseconds per forward evaluation instead"

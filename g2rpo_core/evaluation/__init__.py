@@ -1,1 +1,1 @@
-"""Evaluation: samples the test prompts with trained weights, scores the images, and keeps the scores."""
+"""Evaluation: samples the test prompts with trained weights, and scores the images."""

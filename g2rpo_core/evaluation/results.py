@@ -1,4 +1,4 @@
-"""Define what an evaluation records: its columns, folders of images, statistics of how images look, and the rows that reports use."""
+"""What an evaluation records: columns, folders of images, image statistics, and reported rows."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ SCORES = [
 
 
 def image_folder(checkpoint: str | int, steps: int) -> str:
-    """Return the folder, within an evaluation's, with the images of a checkpoint sampled in this number of steps."""
+    """Return the folder of a checkpoint's images in `steps` steps, within an evaluation's."""
     return f"pictures/{checkpoint}-{steps}"
 
 
@@ -51,13 +51,19 @@ def reported_means(results: "pd.DataFrame", settings: EvaluationSettings) -> dic
 
 
 def measure_saturation(images: torch.Tensor, prompts: Sequence[str] = ()) -> torch.Tensor:
-    """Compute HSV's saturation of images [N, 3, H, W] in [0, 1]: [N] in [0, 1], means over pixels; black counts as 0."""
+    """Compute HSV's saturation of images [N, 3, H, W] in [0, 1]: [N] in [0, 1].
+
+    Means over pixels; black counts as 0.
+    """
     most, least = images.amax(1), images.amin(1)
     return ((most - least) / most.clamp_min(1e-6)).mean((1, 2))
 
 
 def measure_sharpness(images: torch.Tensor, prompts: Sequence[str] = ()) -> torch.Tensor:
-    """Compute the Laplacian's standard deviation of images [N, 3, H, W] in [0, 1], on their luminance of Rec. 601: [N]."""
+    """Compute the Laplacian's standard deviation of images [N, 3, H, W] in [0, 1]: [N].
+
+    On their luminance of Rec. 601.
+    """
     luminance = (images * images.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(
         1, keepdim=True
     )
@@ -68,9 +74,9 @@ def measure_sharpness(images: torch.Tensor, prompts: Sequence[str] = ()) -> torc
 
 
 def measure_diversity(images: torch.Tensor) -> torch.Tensor:
-    """Compute how far apart two images of a prompt are, from images [R, N, 3, H, W] of N prompts with R >= 2 noises each: [N].
+    """Compute how far apart two images of a prompt are, from images [R, N, 3, H, W]: [N].
 
-    The distance is Euclidean, in units of one pixel value.
+    Of N prompts with R >= 2 noises each. The distance is Euclidean, in units of one pixel value.
     """
     flat = images.flatten(2).transpose(0, 1)
     distances = torch.cdist(flat, flat) / flat.shape[-1] ** 0.5
@@ -78,10 +84,11 @@ def measure_diversity(images: torch.Tensor) -> torch.Tensor:
     return distances[:, first, second].mean(1)
 
 
+# Of one image, called as a reward is
 MEASURES: dict[str, Callable[[torch.Tensor, Sequence[str]], torch.Tensor]] = {
     "saturation": measure_saturation,
     "sharpness": measure_sharpness,
-}  # of one image, called as a reward is
+}
 LABELS = {
     "saturation": "saturation",
     "sharpness": "sharpness",

@@ -1,4 +1,4 @@
-"""Runs an evaluation that can resume: every batch of every variant is a file of scores, written once its images are."""
+"""Runs an evaluation that can resume: a file of scores per batch, written after its images."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ Variant = tuple[int | str, int]  # a checkpoint, and a number of steps
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of one model: what is sampled and scored, and where the parts of the result are."""
+    """An evaluation of one model: what is sampled and scored, and where the parts are."""
 
     folder: Path
     """From `checkpoint.scratch`: a file for each batch, and in `out` the images."""
@@ -41,7 +41,7 @@ class Evaluation:
     """For each reward, the largest share of scores that may be missing."""
     processes: ProcessGroup = ALONE
     within: Path = Path()
-    """Of several evaluations with one folder: the folder of this one, within that and within `out`."""
+    """Of several evaluations with one folder: this one's folder, within that and `out`."""
 
     @property
     def out(self) -> Path:
@@ -125,20 +125,23 @@ class Evaluation:
         self.processes.barrier()
 
     def table(self) -> pd.DataFrame:
-        """Return the scores of all batches, with the columns PART; UserError if too many of a reward are missing."""
+        """Return the scores of all batches, columns PART; UserError if too many are missing."""
         files = [self.file(variant, number) for variant in self.variants for number in self.batches]
         table = pd.concat([read_table(file, PART) for file in files], ignore_index=True)
         self.stop_at_missing(table.dropna(subset="reason"))
         return table
 
     def write(self, method: str, seed: int) -> pd.DataFrame:
-        """Write `table` as that of a run beside its images, and return it, with the columns SCORES."""
+        """Write `table` as that of a run beside its images; return it, with the columns SCORES."""
         table = self.table().assign(method=method, seed=seed)[SCORES]
         table.to_parquet(self.out / "results.parquet", index=False)
         return table
 
     def stop_at_missing(self, reasons: pd.DataFrame) -> None:
-        """Raise UserError if a reward lacks more than its share of all scores; reasons: the rows of missing scores."""
+        """Raise UserError if a reward lacks more than its share of all scores.
+
+        reasons: the rows of missing scores.
+        """
         total = len(self.variants) * len(self.prompts)
         for reward, rows in reasons.groupby("reward") if len(reasons) else ():
             check_missing(
@@ -147,7 +150,10 @@ class Evaluation:
 
 
 def complete(file: Path) -> bool:
-    """Tell whether a part was made and lacks no score: scores that an interrupted run could not get are requested again."""
+    """Tell whether a part was made and lacks no score.
+
+    Scores that an interrupted run could not get are requested again.
+    """
     return file.exists() and bool(read_table(file, ["reason"]).reason.isna().all())
 
 
@@ -160,7 +166,10 @@ def evaluate_batch(
     number: int,
     trained_share: float,
 ) -> tuple[list[Prompt], torch.Tensor, pd.DataFrame]:
-    """Return the prompts of batch `number`, their images [n, 3, H, W], and rows of `score_table`: rewards, statistics, diversity."""
+    """Return the prompts of batch `number`, their images [n, 3, H, W], and rows of `score_table`.
+
+    The rows are of rewards, statistics and diversity.
+    """
 
     def images_of(count: int, seed: int) -> tuple[list[Prompt], torch.Tensor]:
         (batch,) = generate_images(
@@ -176,8 +185,7 @@ def evaluate_batch(
             images_of(diversity.prompts, seed_of("diversity", settings.seed, turn))
             for turn in range(diversity.noises)
         ]
-        distances = measure_diversity(
-            torch.stack([images for _, images in drawn])
-        )  # of [noises, n, 3, H, W]
+        # Of [noises, n, 3, H, W]
+        distances = measure_diversity(torch.stack([images for _, images in drawn]))
         rows.append(score_table({"diversity": lambda *_: distances}, *drawn[0]))
     return prompts, images, pd.concat(rows)

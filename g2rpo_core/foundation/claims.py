@@ -1,4 +1,4 @@
-"""Reserve what a stage writes for the processes that write it, by a system lock on a file, which ends with the last of them."""
+"""Reserves what a stage writes by a lock on a file, which ends with the last of its processes."""
 
 import errno
 import fcntl
@@ -11,12 +11,9 @@ from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
 
-WITHOUT_LOCKS = (
-    errno.ENOSYS,
-    errno.ENOLCK,
-    errno.EOPNOTSUPP,
-)  # what flock answers on file systems that cannot lock
-# file handles of locks, which the system closes with the process
+# What flock answers on file systems that cannot lock
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+# File handles of locks, which the system closes with the process
 _held: dict[Path, int] = {}
 
 
@@ -26,7 +23,7 @@ def lock_of(stage: str, name: str) -> Path:
 
 
 def take(stage: str, name: str) -> str:
-    """Reserve what a stage writes for this process, and return what is now in the file: whose it is.
+    """Reserve what a stage writes for this process; return the owner, as the file now has it.
 
     UserError if another process has it. Others of this process's group may `share` it from now on.
     """
@@ -55,7 +52,10 @@ def share(path: Path) -> None:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Let one thread or process after the other do what is in the block, by a lock on the file `path`, made with its folder."""
+    """Run the block in one thread or process after the other, by a lock on the file `path`.
+
+    The file is made with its folder.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:

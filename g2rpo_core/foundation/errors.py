@@ -9,7 +9,7 @@ from g2rpo_core.foundation.texts import visible
 
 T = TypeVar("T")
 TRANSIENT_STATUS = os.EX_TEMPFAIL  # 75: the exit status of a stage that failed by a TransientError
-# the environment variable with the folder in which a process that accelerate started leaves a file
+# The environment variable with the folder where a process that accelerate started leaves a file
 # named by its exit status
 STATUS_FOLDER = "G2RPO_STATUS_FOLDER"
 
@@ -26,11 +26,11 @@ class UserError(Exception):
 
 
 class TransientError(UserError):
-    """An error that may pass by itself (a hub or a server that does not answer): the same command may work later."""
+    """An error that may pass by itself, as of a server that does not answer: try again later."""
 
 
 def require(command: str, extra: str, *modules: str) -> None:
-    """Raise a UserError that names the package's extra to install, if one of these modules is not installed."""
+    """Raise a UserError naming the extra to install, if one of these modules is missing."""
     for module in modules:
         if find_spec(module) is None:
             raise UserError(f"{command} needs {module}: pip install 'g2rpo[{extra}]'")

@@ -1,4 +1,4 @@
-"""Reads files, and writes them whole: the one place that turns what is wrong with a file into a one-line error.
+"""Reads files and writes them whole: here, what is wrong with a file becomes a one-line error.
 
 Every reader raises a UserError with the file, what is wrong with it, and what makes it again
 (`hint_for`). Nothing is repaired silently.
@@ -41,7 +41,7 @@ def existing(path: Path) -> Path:
 
 @contextmanager
 def reading(path: Path, hint: str | None = None) -> Iterator[None]:
-    """Turn every error in the block into a UserError about reading `path`; a UserError passes unchanged.
+    """Turn every error in the block into a UserError about reading `path`; a UserError passes.
 
     The libraries that parse files raise almost anything on a damaged one (KeyError, struct.error,
     RuntimeError, Arrow's and Rust's own), so the block must do nothing but read. hint: what to do,
@@ -55,16 +55,15 @@ def reading(path: Path, hint: str | None = None) -> Iterator[None]:
         # A CheckpointException of torch is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
             raise
-        if any(
-            _means(error, *what) for what in (NO_FILES, NO_MEMORY)
-        ):  # nothing is wrong with the file
+        # Nothing is wrong with the file
+        if any(_means(error, *what) for what in (NO_FILES, NO_MEMORY)):
             raise
         raise UserError(complaint(path, _reason(error), hint)) from error
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write in the block into a UserError about `path`, the option --out of a command."""
+    """Turn a failed write in the block into a UserError about `path`, a command's option --out."""
     try:
         yield
     except Exception as error:
@@ -115,7 +114,7 @@ def _means(error: BaseException | None, numbers: Sequence[int], words: Sequence[
 
 
 def what_lacks(error: BaseException, then: str = "") -> str | None:
-    """Return in one line what this machine lacks if an error means that, and what to do; None for any other error.
+    """Return in one line what this machine lacks and what to do, if an error means that; or None.
 
     then: what else is to be said of a full disk, such as that the same command goes on.
     """
@@ -141,17 +140,14 @@ def what_lacks(error: BaseException, then: str = "") -> str | None:
 
 
 def complaint(path: Path | str, reason: str, hint: str | None = None) -> str:
-    """Return one line: the file, what is wrong with it, and what to do, which is by default what makes it again."""
+    """Return one line: the file, what is wrong with it, what to do (by default, make it again)."""
     return "; ".join(filter(None, (f"{path}: {reason}", hint_for(path) if hint is None else hint)))
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return (
-            "is not UTF-8 (byte "
-            f"{error.object[error.start] if error.start < len(error.object) else 0:#04x} at "
-            f"{error.start})"
-        )
+        byte = error.object[error.start] if error.start < len(error.object) else 0
+        return f"is not UTF-8 (byte {byte:#04x} at {error.start})"
     if isinstance(error, FileNotFoundError):
         inside = f" ({Path(error.filename).name})" if error.filename else ""
         return f"does not exist{inside}"
@@ -185,7 +181,10 @@ def whole(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
-    """Write a file, a text as UTF-8, under a temporary name, and rename it once it is on disk; an error leaves nothing of it."""
+    """Write a file under a temporary name, and rename it once it is on disk; a text as UTF-8.
+
+    An error leaves nothing of it.
+    """
     temporary = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -199,7 +198,10 @@ def write_whole(path: Path, data: bytes | str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk: after a power cut too, what is written later never stands without them."""
+    """Wait until the names in a folder are on disk.
+
+    After a power cut, too, what is written later never stands without them.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -230,7 +232,7 @@ def read_json(path: Path, of: type | None = None) -> Any:
 
 
 def read_table(path: Path, columns: Sequence[str] = ()) -> "pd.DataFrame":
-    """Return the table of a Parquet file. It must have these columns, and only they are read; all columns if none are given."""
+    """Return the table of a Parquet file, of these columns, which it must have, or of all."""
     import pandas as pd
     import pyarrow.parquet as pq
 
@@ -244,14 +246,16 @@ def read_table(path: Path, columns: Sequence[str] = ()) -> "pd.DataFrame":
             complaint(path, f"has no column {lacking[0]!r}, only {', '.join(there[:MANY])}")
         )
     with reading(path):
-        pq.read_table(path, columns=list(columns) or None).validate(
-            full=True
-        )  # also that texts are UTF-8
+        # Also that texts are UTF-8
+        pq.read_table(path, columns=list(columns) or None).validate(full=True)
         return pd.read_parquet(path, columns=list(columns) or None)
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the plain values of a YAML 1.2 file; UserError naming up to MANY values that are not plain data (see `complaints`)."""
+    """Return the plain values of a YAML 1.2 file; UserError for values that are not plain data.
+
+    It names up to MANY, see `complaints`.
+    """
     return parsed_yaml(read_text(path), path)
 
 
@@ -292,13 +296,8 @@ def _parsed(path: Path, text: str, kind: str) -> Any:
         ) from None
     except RecursionError:
         raise UserError(complaint(path, "not YAML: it is nested too deeply")) from None
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        AssertionError,
-    ) as error:  # of values, such as a date of month 13
+    # Of values, such as a date of month 13
+    except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         raise UserError(
             complaint(path, f"not YAML: {' '.join(str(error).split())[:LONGEST]}")
         ) from None

@@ -51,9 +51,8 @@ def hint_for(path: Path | str) -> str:
         case ("reports", "metrics", *rest):
             stage = _stage("evaluate", Path(*rest).stem)
         case (kind, *rest) if kind in FOLDERS:
-            of_a_run = (
-                rest if of_a_study else rest[1:]
-            )  # a study's folders have no level for the profile
+            # A study's folders have no level for the profile
+            of_a_run = rest if of_a_study else rest[1:]
             stage = _stage(FOLDERS[kind], of_a_run[0] if of_a_run else "")
         case _:
             return ""

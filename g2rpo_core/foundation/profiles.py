@@ -1,8 +1,9 @@
-"""Reads profiles as plain data, with all that they extend; light, so that a process can look into one before it imports torch.
+"""Reads profiles as plain data, with all that they extend.
 
-A profile is `profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 takes 1e-5 for a
-string). With `extends:` it inherits from another profile and overrides it key by key; null removes
-an inherited key.
+It is light, so that a process can look into a profile before it imports torch. A profile is
+`profiles/<name>.yaml`, read as YAML 1.2 (as DVC does; YAML 1.1 takes 1e-5 for a string). With
+`extends:` it inherits from another profile and overrides it key by key; null removes an inherited
+key.
 """
 
 from collections.abc import Collection
@@ -32,12 +33,12 @@ def profile_path(name: str) -> Path:
 
 
 def study_path(name: str) -> Path:
-    """Return the path of a study, or of the study that a base is of; UserError for a name that would lead out of its folder."""
+    """Return the path of a study, or of a base's study; UserError if the name leaves its folder."""
     return Path("studies", checked_name(name.partition(OF_BASE)[0], "study"), "params.yaml")
 
 
 def base_of(name: str) -> int | None:
-    """Return the base in a study's name, `my_study/base-2`; None for the study itself. UserError if that is no number."""
+    """Return the base in a name like `my_study/base-2`, or None; UserError if it is no number."""
     _, marked, base = name.partition(OF_BASE)
     if marked and not (base.isdecimal() and base.isascii()):
         raise UserError(f"study {name!r}: a base is a number, as in my_study{OF_BASE}2")
@@ -45,16 +46,17 @@ def base_of(name: str) -> int | None:
 
 
 def folders_of(profile: str, study: str | None) -> tuple[Path, Path]:
-    """Return the folders of models and embeddings: the profile's, or those of one of a study's bases."""
+    """Return the folders of models and embeddings: the profile's, or those of a study's base."""
     if study and OF_BASE in study:
         return Path("studies", study, "models"), Path("studies", study, "embeddings")
     return Path("models", profile), Path("embeddings", profile)
 
 
 def read_chain(path: Path, keeps_null: Collection[str] = ()) -> Resolved:
-    """Return a profile with everything that it extends; UserError in one line if a file is missing, damaged or extends itself.
+    """Return a profile with everything that it extends.
 
-    keeps_null: as of `override`.
+    keeps_null: as in `override`. UserError in one line if a file is missing, damaged or extends
+    itself.
     """
     chain = [path]
     layers: list[tuple[Path, Resolved]] = []
@@ -78,7 +80,7 @@ def read_chain(path: Path, keeps_null: Collection[str] = ()) -> Resolved:
 
 
 def override(under: Resolved, over: Resolved, keeps_null: Collection[str] = ()) -> Resolved:
-    """Return `under`, overridden by `over` mapping by mapping; a null takes away what `under` says, so that the default counts.
+    """Return `under`, overridden by `over` mapping by mapping; a null brings the default back.
 
     keeps_null: keys whose null is a value.
     """

@@ -1,4 +1,4 @@
-"""Imports experimental modules, each of which may have been deleted: everything else works without them.
+"""Imports experimental modules, which may have been deleted: all else works without them.
 
 Which modules they are stands in pyproject.toml, in the import contract of that name;
 `tests/house/test_rings.py` deletes each.

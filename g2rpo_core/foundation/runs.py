@@ -20,14 +20,14 @@ def run_name(method: str, seed: int | str) -> str:
 
 
 def is_base(method: str) -> bool:
-    """Tell whether scores of this name are of the untrained model: `base`, or `base.guidance_1`, as another run draws (`name_bases`)."""
+    """Tell whether a name is of the untrained model: `base`, or one of `name_bases`."""
     return method.partition(".")[0] == BASE[0]
 
 
 def name_bases(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Name the base with each of some different settings: `base` with the first, then by what differs from it, as `base.guidance_1`.
+    """Name the base with each settings: `base` with the first, then by what differs from it.
 
-    No entry of a profile has a dot in its name.
+    As `base.guidance_1`: no entry of a profile has a dot in its name.
     """
     first = settings[0]
     differing = [
@@ -38,7 +38,7 @@ def name_bases(settings: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def label_bases(settings: Sequence[Mapping[str, object]]) -> list[str]:
-    """Label the base with each of these settings in reports: `base model`, or what differs among them: `base model, guidance 4.5`."""
+    """Label the base with each settings in reports, by what differs: `base model, guidance 4.5`."""
     differing = [
         key for key in settings[0] if any(each[key] != settings[0][key] for each in settings)
     ]
@@ -53,9 +53,10 @@ def _shown(value: object) -> str:
 
 
 def drawn_of(method: str, drawn: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return how images are drawn (`sampling.settings.DRAWN`), by name: a run's, or, by `name_bases`, the base's for every run.
+    """Return how images are drawn (`sampling.settings.DRAWN`), by name: a run's, or the bases'.
 
-    drawn: `Profile.drawn`; UserError for a name that it does not have.
+    The latter by `name_bases`, for every run. drawn: `Profile.drawn`; UserError for a name that it
+    does not have.
     """
     if method == BASE[0]:
         return dict(zip(name_bases(drawn["base"]), drawn["base"]))
@@ -69,12 +70,12 @@ def drawn_of(method: str, drawn: Mapping[str, Any]) -> dict[str, dict[str, Any]]
 
 
 def start_of(published: Path, method: str) -> Path:
-    """Return the folder with the lock of the weights that a method starts from, in that of a profile's published weights."""
+    """Return the folder of published weights with the lock of those that a method starts from."""
     return published / "start" / method
 
 
 def evaluation_folder(method: str, seed: int | str) -> Path:
-    """Return the folder of a run's evaluation, within that of all: `g2rpo-1`, or `base-0/guidance_1` for `base.guidance_1`."""
+    """Return the folder of a run's evaluation: `g2rpo-1`, or `base-0/guidance_1`."""
     return (
         Path(run_name(*BASE), method.partition(".")[2])
         if is_base(method)
@@ -83,7 +84,10 @@ def evaluation_folder(method: str, seed: int | str) -> Path:
 
 
 def check_one_kind(folder: Path) -> None:
-    """Check that a run's folder does not hold a LoRA and whole weights, which are of two trainings; UserError otherwise."""
+    """Check that a run's folder does not hold both a LoRA and whole weights; UserError otherwise.
+
+    They are of two trainings.
+    """
     if (folder / "lora").is_dir() and (folder / "transformer").is_dir():
         raise UserError(
             f"{folder}: has lora and transformer, of two trainings: delete the older one, "
@@ -107,7 +111,10 @@ def hash_of_folder(folder: Path) -> str:
 
 
 def read_lock(path: Path) -> dict[str, dict]:
-    """Return the stages of a dvc.lock by name: `deps` and `outs` with their `path` and `md5`; UserError if it is not such a file."""
+    """Return the stages of a dvc.lock by name: `deps` and `outs` with their `path` and `md5`.
+
+    UserError if it is not such a file.
+    """
     return stages_in(read_text(path), path)
 
 

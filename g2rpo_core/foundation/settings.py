@@ -1,4 +1,4 @@
-"""The base class of all typed settings, their ranges, and readable messages for mistakes in them."""
+"""Base class of all typed settings, their ranges, and readable messages for mistakes in them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Count = Annotated[int, Field(gt=0, le=10**9)]
 Pixels = Annotated[int, Field(gt=0, le=2**14)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
 Scale = Annotated[float, Field(gt=0, le=1e9)]
-Rate = Annotated[float, Field(gt=0, le=1.0, description="learning rate")]
+Rate = Annotated[float, Field(gt=0, le=1.0, description="Learning rate.")]
 
 
 def _named(value: str) -> str:
@@ -41,15 +41,14 @@ def name_problem(name: str) -> str | None:
 
 
 def checked_name(name: str, where: str) -> str:
-    """Return `name` if it may name a file; else UserError, so that no name leads out of its folder."""
+    """Return `name` if it may name a file; else UserError: no name may lead out of its folder."""
     if problem := name_problem(name):
         raise UserError(f"{where}: {problem}")
     return name
 
 
-Name = Annotated[
-    str, AfterValidator(_named)
-]  # of a run, profile, study or reward: names files and columns
+# Of a run, profile, study or reward: names files and columns
+Name = Annotated[str, AfterValidator(_named)]
 Different = AfterValidator(_different)
 
 
@@ -59,13 +58,12 @@ def _without_dot(value: str) -> str:
     return value
 
 
-EntryName = Annotated[
-    Name, AfterValidator(_without_dot)
-]  # of an entry of `methods`: DVC looks its settings up by it
+# Of an entry of `methods`: DVC looks its settings up by it
+EntryName = Annotated[Name, AfterValidator(_without_dot)]
 
 
 class Settings(BaseModel):
-    """Frozen and strict: an unknown key, a value of another type, or a number that is not finite is an error.
+    """Frozen and strict: unknown keys, other types and numbers that are not finite are errors.
 
     `how`: names of fields that change how a run is computed, but not its result; a resumed run may
     change them.
@@ -80,7 +78,7 @@ class Settings(BaseModel):
 
 
 def do_not_fit(problems: Sequence[str]) -> PydanticCustomError:
-    """Return the error of a validator that found several problems at once; `problems_of` lists them one by one."""
+    """Return the error of a validator that found several problems; `problems_of` lists them."""
     return PydanticCustomError("do_not_fit", "do not fit together", {"problems": list(problems)})
 
 

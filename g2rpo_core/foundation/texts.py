@@ -1,4 +1,4 @@
-"""Makes texts from outside (prompts, file names, servers' answers) safe to show: none of them controls a terminal or a page.
+"""Makes texts from outside (prompts, file names, answers) safe to show on terminals and pages.
 
 And shortens what would not fit into a line.
 """
@@ -34,9 +34,9 @@ def _steers(char: str) -> bool:
 
 
 def unprintable(text: str) -> str | None:
-    """Return the first control character or half of a surrogate pair, which text encoders and files do not accept.
+    """Return the first control character or half of a surrogate pair; None if there is none.
 
-    None if there is none.
+    Text encoders and files do not accept them.
     """
     return next((char for char in text if unicodedata.category(char) in ("Cc", "Cs")), None)
 
@@ -49,7 +49,8 @@ def normalized(text: str) -> str:
 # Unicode's property Default_Ignorable_Code_Point, and the blank of Braille: zero-width characters,
 # soft hyphens, marks of direction, byte order marks, fillers, variation selectors, tags
 IGNORABLE = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff"
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff"
     "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 
@@ -65,7 +66,7 @@ def comparable(text: str) -> str:
 
 
 def unseen(text: str) -> bool:
-    """Say whether no character of a text is seen: it is empty, or of spaces, controls and what `comparable` leaves out."""
+    """Say whether no character of a text is seen: only spaces, controls and ignorable ones."""
     return not any(
         unicodedata.category(char) not in ("Cc", "Zs", "Zl", "Zp")
         for char in IGNORABLE.sub("", text)
@@ -73,14 +74,14 @@ def unseen(text: str) -> bool:
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """Return the key by which names are sorted as people count: 2.png before 10.png; of equal numbers (1, 01), the name decides."""
+    """Return the key that sorts names as people count: 2.png before 10.png; 1 and 01 by name."""
     return [
         int(part) if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", name))
     ], name
 
 
 def visible(text: object) -> str:
-    """Return `text` in one line for a terminal, with controlling characters as their code (that of escape is x1b after a backslash)."""
+    """Return `text` in one line for a terminal, with controlling characters as their code."""
     return "".join(
         ascii(char)[1:-1] if _steers(char) or char in "\n\t" else char for char in str(text)
     )

@@ -1,1 +1,1 @@
-"""Fetch published models and prompts from the Hugging Face hub, check them, and convert pickled checkpoints."""
+"""Fetches published models and prompts from the hub, checks them, and converts pickled ones."""

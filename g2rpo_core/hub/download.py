@@ -1,4 +1,4 @@
-"""Download published models and data by repository and full revision into the Hugging Face cache, checked and free of pickles."""
+"""Downloads models and data from the hub by full revision, checked and free of pickles."""
 
 import errno
 import hashlib
@@ -35,17 +35,16 @@ from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedMode
 INSTEAD = "or use profile tiny"
 
 
-REVISIONS = Path(
-    "reports", "revisions"
-)  # committed: what was looked up on the hub, of models and of prompts
+# Committed: what was looked up on the hub, of models and of prompts
+REVISIONS = Path("reports", "revisions")
 
 
 class Revisions:
-    """Repository -> full commit of what a profile does not pin, from the committed JSON file `file` (empty if it does not exist).
+    """Repository -> full commit of what a profile does not pin, from the committed JSON `file`.
 
-    A repository that is not in it is looked up on the hub at its first use and written into the
-    file at once, so that everyone who runs the same checkout later gets the same files. Delete its
-    line to move to a newer commit.
+    A missing file is empty. A repository that is not in it is looked up on the hub at its first use
+    and written into the file at once, so that everyone who runs the same checkout later gets the
+    same files. Delete its line to move to a newer commit.
     """
 
     def __init__(self, file: Path):
@@ -74,7 +73,7 @@ class Revisions:
 
 
 def download_models(settings: HubModels, revisions: Revisions, root: Path) -> dict[str, dict]:
-    """Download every model that is not in the cache yet, and return the entries for a lock in `root`.
+    """Download every model that is not in the cache yet; return the entries for a lock in `root`.
 
     UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist,
     the disk is too small, or a file is not the published one; TransientError if the hub cannot be
@@ -111,9 +110,10 @@ def _model(what: str, model: HubModel, revisions: Revisions, root: Path) -> dict
 def fetch_published(
     name: str, settings: PublishedModel, root: Path, revisions: Revisions
 ) -> tuple[Path, dict]:
-    """Return the folder of published or exported weights, and their entry for a lock in `root`; errors as in `download`.
+    """Return the folder of published or exported weights, and their entry for a lock in `root`.
 
-    UserError if its folder does not exist. Nothing is copied: the files must stay in the folder.
+    Errors as in `download`, and UserError if its folder does not exist. Nothing is copied: the
+    files must stay in the folder.
     """
     where = f"published.{name}"
     if settings.repo:
@@ -139,9 +139,10 @@ def fetch_published(
 def files_of_folder(
     what: str, place: Path, patterns: Sequence[str]
 ) -> tuple[Path, dict[str, dict]]:
-    """Return a folder of the user's and each file's size and hash, of those with these patterns; for a file, that and the JSON beside it.
+    """Return a folder of the user's, with size and hash of each file of these patterns.
 
-    what: the setting; UserError if there is nothing of the kind.
+    place: the folder, or a file, which counts with the JSON beside it; what: the setting. UserError
+    if there is nothing of the kind.
     """
     if not place.exists():
         raise UserError(f"{what}: {place} does not exist")
@@ -163,10 +164,10 @@ def download(
     repo_type: Literal["model", "dataset"] = "model",
     optional: Sequence[str] = (),
 ) -> tuple[Path, str, dict[str, dict]]:
-    """Return the cache folder with a repository's files, its commit, and each file's size and hash; errors as in `download_models`.
+    """Return the cache folder of a repository's files, its commit, and each file's size and hash.
 
     what: the setting and the repository, with which messages begin; optional: patterns that need no
-    file.
+    file. Errors as in `download_models`.
     """
     # Resolve the revision, check the disk, download what is missing
     patterns = list(wanted.files)
@@ -211,7 +212,7 @@ def download(
 def explain_error(
     what: str, wanted: HubFiles, error: Exception, repo_type: str = "model"
 ) -> UserError:
-    """Return an error that says in one line what an error of the hub's client means and what to do."""
+    """Return an error that says in one line what the hub's client means, and what to do."""
     if constants.HF_HUB_OFFLINE:
         return UserError(
             f"{what} is not in the cache {constants.HF_HUB_CACHE}: "
@@ -252,7 +253,10 @@ def _no_space(what: str, folder: str) -> str:
 
 
 def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> None:
-    """Check a file; UserError if it is not what the profile pins or the hub publishes (the cache names files by their hash)."""
+    """Check a file; UserError if it is not what the profile pins or the hub publishes.
+
+    The cache names files by their hash.
+    """
     published = path.resolve().name
     if re.fullmatch("[0-9a-f]{40}", published):  # a small file: git's hash of it
         content = path.read_bytes()
@@ -264,14 +268,13 @@ def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> No
     for expected, actual in ((pinned, sha256), (published, actual_hash)):
         if expected not in (None, actual):
             raise UserError(
-                f"{what}: {path} is damaged or not the published file (hash {actual}, "
-                f"not {expected}): "
-                f"delete {path.resolve()} and run again"
+                f"{what}: {path} is damaged or not the published file "
+                f"(hash {actual}, not {expected}): delete {path.resolve()} and run again"
             )
 
 
 def _check_disk(what: str, files: list) -> None:
-    """Check that the disk has room for the missing files and for converting pickled checkpoints; UserError otherwise."""
+    """Check that the disk has room for missing files and converted pickles; UserError otherwise."""
     needed = sum(
         file.file_size * (2 if Path(file.filename).suffix in PICKLED else 1)
         for file in files
@@ -295,18 +298,22 @@ NESTED = ("state_dict", "model")  # keys under which published checkpoints keep 
 
 
 def _has_weights_alone(path: Path) -> bool:
-    """Tell whether a pickled file is the only one of weights in its folder; beside safetensors it holds a trainer's arguments, or copies."""
+    """Tell whether a pickled file is the only one of weights in its folder.
+
+    Beside safetensors, it holds a trainer's arguments, or copies.
+    """
     return path.suffix in PICKLED and not any(path.parent.glob("*.safetensors"))
 
 
 def convert_pickles(
     folder: Path, target: Path, files: Sequence[str], variant: str | None = None
 ) -> Path:
-    """Return `target`, a folder with these files of `folder`, but pickled checkpoints as safetensors, or left out beside those.
+    """Return `target`, a folder with these files of `folder`, pickled checkpoints as safetensors.
 
-    variant: of the files that have it in their names, in each folder within; they get the names of
-    those without, which are left out. In it, LOCK has the size and hash of each, for
-    `ModelStore.folder`. UserError names a checkpoint that holds anything but tensors by name.
+    Pickled ones beside safetensors are left out. variant: of the files that have it in their names,
+    in each folder within; they get the names of those without, which are left out. In it, LOCK has
+    the size and hash of each, for `ModelStore.folder`. UserError names a checkpoint that holds
+    anything but tensors by name.
     """
     if (target / LOCK).exists():
         return target
@@ -331,7 +338,10 @@ def convert_pickles(
 
 
 def _without_variant(path: Path, variant: str | None) -> str | None:
-    """Return the name of a file without its variant; None for one beside it that has none, and parts, whose names the index says, as it is."""
+    """Return a file's name without its variant; None for one that the variant's file replaces.
+
+    Parts keep their names, which the index says.
+    """
     if variant is None or re.search(r"-\d{5}-of-\d{5}\.", path.name):
         return path.name
     if f".{variant}." in path.name:
@@ -349,7 +359,10 @@ def _without_variant(path: Path, variant: str | None) -> str | None:
 
 
 def read_pickled(path: Path) -> dict[str, torch.Tensor]:
-    """Read the weights of a pickled checkpoint, each in its own memory; UserError if it is damaged or holds more than weights."""
+    """Read the weights of a pickled checkpoint, each in its own memory.
+
+    UserError if it is damaged or holds more than weights.
+    """
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:

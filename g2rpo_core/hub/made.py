@@ -1,4 +1,4 @@
-"""Find what this checkout has made already for a profile of another name: from equal settings, code and inputs come equal files."""
+"""Reuses what this checkout has made for another profile: equal inputs make equal files."""
 
 import hashlib
 import json
@@ -14,13 +14,15 @@ from g2rpo_core.foundation.runs import hash_of_folder
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.hub.model_store import sha256
 
-MADE = Path(
-    ".cache", "made"
-)  # by key: the folder that was made, its hash, and what else came of it
+# By key: the folder that was made, and its hash
+MADE = Path(".cache", "made")
 
 
 def key_of(settings: Settings, dependencies: Iterable[Path], numerics: str) -> str:
-    """Return a hash of all that decides an output: settings, PyTorch's version, numerics in use, and the content of files and folders."""
+    """Return a hash of all that decides an output.
+
+    Settings, PyTorch's version, numerics in use, and the content of files and folders.
+    """
     contents = [
         (str(file.relative_to(path)), sha256(file))
         for path in dependencies
@@ -31,9 +33,9 @@ def key_of(settings: Settings, dependencies: Iterable[Path], numerics: str) -> s
 
 
 def reuse(key: str, output: Path) -> bool:
-    """Make the folder `output` of links to what was made under this key, and return whether there is such a folder.
+    """Make the folder `output` of links to what was made under this key; tell whether there is any.
 
-    `output` stays as it is if there is no other, or if its content has changed since.
+    `output` stays as it is if there is no other folder, or if its content has changed since.
     """
     try:
         about = read_json(MADE / f"{key}.json", dict)
@@ -60,7 +62,7 @@ def note(key: str, output: Path) -> None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files that DVC hashes of a dependency: the file itself, or all files in the folder except Python's caches."""
+    """Return the files that DVC hashes of a file or folder, all but Python's caches."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
 

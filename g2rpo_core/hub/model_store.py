@@ -25,19 +25,22 @@ from g2rpo_core.foundation.files import (
 )
 
 LOCK = "models.lock.json"
-QUALITY = "quality.json"  # beside it: what the stage `models` measured of the models that it built, by name
+# Beside the lock: what the stage `models` measured of the models that it built, by name
+QUALITY = "quality.json"
 HASHED = 2**26  # bytes; up to this size every load checks a file's hash, not only its size
 
 
 class ModelStore:
-    """Reads a lock written by `write_lock` when the first model is requested; UserError if it is missing or not a lock.
+    """The models of a lock that `write_lock` wrote, read when the first model is requested.
 
     stage: the one that made it, `models` or `published`; folders of `published` may be anywhere.
+    UserError if the lock is missing or is none.
     """
 
     def __init__(self, root: Path, stage: str = "models"):
         self.root, self.stage = Path(root), stage
-        self.fetch = f"dvc repro --force --single-item {stage}"  # DVC does not keep these files: they are in the hub's cache
+        # DVC does not keep these files: they are in the hub's cache
+        self.fetch = f"dvc repro --force --single-item {stage}"
 
     @cached_property
     def _entries(self) -> dict[str, dict]:
@@ -57,11 +60,11 @@ class ModelStore:
         return self._entries[name]
 
     def source(self, name: str) -> str | None:
-        """Return the repository that a model is from; None for one that was built here, or is missing."""
+        """Return the repository of a model; None for one that was built here, or is missing."""
         return self.entry(name).get("repo") if (self.root / LOCK).exists() else None
 
     def folder(self, name: str) -> Path:
-        """Return the folder with a model's files, checked against the lock (see `check_files`); downloads nothing."""
+        """Return the folder of a model's files, checked (`check_files`); downloads nothing."""
         entry = self.entry(name)
         if entry.get("without_pickles"):
             folder = safe_folder(entry, entry.get("variant"))
@@ -80,7 +83,7 @@ class ModelStore:
         return folder
 
     def weights(self, name: str) -> Path:
-        """Return what `weights.stored.weights_in` reads of a published model: the file that was chosen when it was fetched, or its folder."""
+        """Return a published model's chosen file, or folder, for `weights.stored.weights_in`."""
         return self.folder(name) / self.entry(name).get("weights", "")
 
     def _of_cache(self, entry: dict) -> Path:
@@ -99,7 +102,7 @@ class ModelStore:
 
 
 def check_files(folder: Path, files: dict[str, dict]) -> None:
-    """Check files; UserError naming those that are missing, have the wrong size or, up to HASHED bytes, the wrong hash."""
+    """Check files; UserError for missing ones, wrong sizes or, up to HASHED bytes, wrong hashes."""
     wrong = []
     for name, about in files.items():
         path = folder / name
@@ -116,7 +119,10 @@ def check_files(folder: Path, files: dict[str, dict]) -> None:
 
 
 def _problem_of_entry(entry: object, stage: str) -> str | None:
-    """Say what is wrong with a model's entry in the lock; None if nothing is. The folder may be anywhere if the user named it."""
+    """Say what is wrong with a model's entry in the lock; None if nothing is.
+
+    The folder may be anywhere if the user named it.
+    """
     if not isinstance(entry, dict) or not isinstance(entry.get("files"), dict):
         return "is not a model's entry with files"
     if not isinstance(entry.get("folder"), str) and not all(
@@ -147,7 +153,7 @@ def _problem_of_entry(entry: object, stage: str) -> str | None:
 
 
 def safe_folder(entry: dict, variant: str | None = None) -> Path:
-    """Return the folder, next to the Hugging Face cache, of a model whose pickled checkpoints were converted, or whose variant is read."""
+    """Return the folder, next to the hub's cache, of a model's converted pickles or variant."""
     # the name depends on what was converted, so that another file is never mistaken for it
     content = hashlib.sha256(
         "".join(file["sha256"] for _, file in sorted(entry["files"].items())).encode()
@@ -157,7 +163,7 @@ def safe_folder(entry: dict, variant: str | None = None) -> Path:
 
 
 def describe_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict]:
-    """Return path within `folder` -> size in bytes and SHA-256, for every file below it, or for these."""
+    """Return path within `folder` -> size in bytes and SHA-256, for all files below it or these."""
     files = (
         sorted(path for path in folder.rglob("*") if path.is_file())
         if names is None

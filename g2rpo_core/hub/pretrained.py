@@ -1,4 +1,4 @@
-"""Loads a model from a folder as transformers or diffusers does, and asks what was left out, which they only log."""
+"""Loads a model from a folder, and asks what the libraries left out, which they only log."""
 
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,17 @@ UNUSED = ("relative_position_index", "lm_head.weight")
 
 
 def load_whole(kind: Any, folder: Path, **options: object) -> Any:
-    """Return `kind.from_pretrained(folder)`; UserError unless the folder has exactly the weights of the model that its config describes.
+    """Return `kind.from_pretrained(folder)`; UserError unless the weights are exactly the model's.
 
-    kind: a model class of transformers or diffusers, or an AutoModel of transformers.
+    The model is that which the folder's config describes. kind: a model class of transformers or
+    diffusers, or an AutoModel of transformers.
     """
     with reading(folder):
         model, info = kind.from_pretrained(
             folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    missing, mismatched = (
-        sorted(info["missing_keys"]),
-        sorted(name for name, *_ in info["mismatched_keys"]),
-    )
+    missing = sorted(info["missing_keys"])
+    mismatched = sorted(name for name, *_ in info["mismatched_keys"])
     unknown = sorted(name for name in info["unexpected_keys"] if not name.endswith(UNUSED))
     for which, names in (
         ("lacks", missing),

@@ -1,4 +1,4 @@
-"""Define what a profile takes from the Hugging Face hub: published models (section `models`) and data sets of prompts."""
+"""What a profile takes from the hub: published models (section `models`) and sets of prompts."""
 
 from typing import Annotated, Literal
 
@@ -6,9 +6,13 @@ from pydantic import Field, PositiveInt, model_validator
 
 from g2rpo_core.foundation.settings import Settings
 
-Repo = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub")]
+Repo = Annotated[
+    str,
+    Field(pattern=r"^[\w.-]+/[\w.-]+$", description="Repository on the hub, as owner/name."),
+]
 Revision = Annotated[
-    str | None, Field(pattern=r"^[0-9a-f]{40}$", description="a full commit, because branches move")
+    str | None,
+    Field(pattern=r"^[0-9a-f]{40}$", description="A full commit, because branches move."),
 ]
 
 
@@ -17,8 +21,8 @@ Variant = Annotated[
     Field(
         pattern=r"^\w+$",
         description=(
-            "fp16, ema, …: read the files with it in their names; null: those without any, "
-            "as diffusers"
+            "Read the files with this in their names, such as fp16 or ema; "
+            "null: those without any, as diffusers does."
         ),
     ),
 ]
@@ -32,30 +36,38 @@ def _check_one_place(repo: str | None, folder: str | None) -> None:
 
 
 class HubFiles(Settings):
-    """Files of a repository. Without a revision, the first download looks it up and writes it into the committed lock (`Revisions`)."""
+    """Files of a repository.
+
+    Without a revision, the first download looks it up and writes it into the committed lock
+    (`Revisions`).
+    """
 
     repo: Repo
     revision: Revision = None
-    files: tuple[str, ...] = Field(min_length=1, description="patterns of the files to download")
+    files: tuple[str, ...] = Field(min_length=1, description="Patterns of the files to download.")
     sha256: dict[str, str] = Field(
-        {}, description="file -> hash, of files whose content must be the known one"
+        {}, description="Hash by file, of files whose content must be the known one."
     )
 
 
 class HubModel(HubFiles):
     """One published model, or one of your own in a folder."""
 
-    repo: Repo | None = Field(None, description="owner/name on the hub")  # type: ignore[assignment] # a folder may take its place
+    # A folder may take its place
+    repo: Repo | None = Field(  # type: ignore[assignment]
+        None, description="Repository on the hub, as owner/name."
+    )
     folder: str | None = Field(
         None,
-        description="where the model lies, in diffusers' layout, in place of `repo` (then null)",
+        description="Where the model lies, in diffusers' layout, in place of `repo` (then null).",
     )
     variant: Variant = None
     architecture: str | None = Field(
         None,
-        description="the architecture's name in open_clip, for checkpoints that do not say it; "
-        "of `pipeline`, the repository"
-        " whose shape it has, for plans of a model that is not known here",
+        description=(
+            "Architecture in open_clip, for checkpoints that do not say it; of `pipeline`, the "
+            "repository whose shape it has, for plans of a model that is not known here."
+        ),
     )
 
     @model_validator(mode="after")
@@ -74,37 +86,42 @@ class HubStyles(Settings):
 
     repo: Repo
     revision: Revision = None
-    files: dict[str, str] = Field(min_length=1, description="style -> JSON file with its prompts")
+    files: dict[str, str] = Field(min_length=1, description="JSON file with its prompts, by style.")
 
 
 class HubPrompts(HubFiles):
     """Prompts in a data set, in the same formats as files on disk."""
 
     distinct: PositiveInt | None = Field(
-        None, description="how many different texts there must be; null: any"
+        None, description="How many different texts there must be; null: any number."
     )
-    styles: HubStyles | None = Field(None, description="lists that say each prompt's style")
+    styles: HubStyles | None = Field(None, description="Lists that give each prompt's style.")
 
 
 class PublishedModel(Settings):
-    """Published or exported weights, evaluated with the runs: a transformer or a LoRA, on the hub or in a folder (docs/howto/export.md)."""
+    """Published or exported weights, evaluated with the runs.
+
+    A transformer or a LoRA, on the hub or in a folder (docs/howto/export.md).
+    """
 
     folder: str | None = Field(
-        None, description="where exported or published weights lie: a folder, or one file"
+        None, description="Where exported or published weights lie: a folder, or one file."
     )
-    repo: Repo | None = Field(None, description="owner/name on the hub, in place of a folder")
+    repo: Repo | None = Field(
+        None, description="Repository on the hub, as owner/name, in place of a folder."
+    )
     revision: Revision = None
     files: tuple[str, ...] = Field(
         ("*.safetensors", "*.json"),
-        description="patterns of the files to download, or of those in the folder",
+        description="Patterns of the files to download, or of those in the folder.",
     )
     variant: Variant = None
-    sha256: dict[str, str] = Field({}, description="file -> hash")
-    trained_on: dict[str, float] = Field({}, description="reward -> weight, if known")
+    sha256: dict[str, str] = Field({}, description="Hash by file.")
+    trained_on: dict[str, float] = Field({}, description="Weight by reward, if known.")
     method: str | None = Field(
-        None, description="the method whose row of the paper's table is shown next to it"
+        None, description="Method whose row of the paper's table is shown next to it."
     )
-    label: str | None = Field(None, description="its name in reports")
+    label: str | None = Field(None, description="Name in reports.")
 
     @model_validator(mode="after")
     def _has_one_place(self):
@@ -113,11 +130,14 @@ class PublishedModel(Settings):
 
 
 class HubModels(Settings):
-    """Published models from the Hugging Face hub: the text-to-image pipeline, and what the rewards need (`RewardSpec.models`)."""
+    """Published models from the hub: the text-to-image pipeline, and what the rewards need.
 
-    source: Literal["hub"] = Field(description="download published models")
+    The latter are in `RewardSpec.models`.
+    """
+
+    source: Literal["hub"] = Field(description="Download published models.")
     repos: dict[str, HubModel] = Field(
-        description="model -> its repository: `pipeline`, and those of the rewards"
+        description="Repository by model: `pipeline`, and those of the rewards."
     )
 
     @model_validator(mode="after")

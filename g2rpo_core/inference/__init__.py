@@ -1,1 +1,1 @@
-"""Draw any prompt with the base and with trained runs, score the images, and export weights, for the commands of `g2rpo`."""
+"""What trained weights are used for: draw prompts, score images, export weights, take votes."""

@@ -1,4 +1,4 @@
-"""Write a run's weights in forms that other programs read, with a model card in the hub's format, and upload them."""
+"""Write a run's weights in forms that other programs read, with a model card, and upload them."""
 
 import random
 import shutil
@@ -56,7 +56,7 @@ Form = Literal["diffusers", "original", "lora", "peft", "kohya"]
 
 
 def check_form(models: Path, form: Form) -> Architecture:
-    """Return the base model in the folder of the stage `models`; UserError if its weights have no such form."""
+    """Return the base model of the stage `models`; UserError if its weights have no such form."""
     base = read_architecture(ModelStore(models).folder("pipeline"))
     if form not in base.forms:
         raise UserError(f"export: {base.label} has no form {form}, only {', '.join(base.forms)}")
@@ -76,11 +76,9 @@ def write(
     models: the folder of the stage `models`; trained: as `weights_in` returns it; name: of a file
     that has no usual one. UserError if the weights are not all of this base model's.
     """
-    kind, architecture, pipeline = (
-        getattr(torch, dtype),
-        check_form(models, form),
-        ModelStore(models).folder("pipeline"),
-    )
+    kind = getattr(torch, dtype)
+    architecture = check_form(models, form)
+    pipeline = ModelStore(models).folder("pipeline")
     home = next(
         (place for place in (trained, trained.parent) if (place / "config.json").exists()),
         pipeline / "transformer",
@@ -98,10 +96,8 @@ def write(
                 sorted((out / "transformer").glob("*.safetensors")), transformer.state_dict()
             )
             return out / "transformer"
-        file, weights = (
-            out / f"{name}.safetensors",
-            architecture.original(transformer.state_dict(), config),
-        )
+        file = out / f"{name}.safetensors"
+        weights = architecture.original(transformer.state_dict(), config)
     # Or a LoRA, alone
     else:
         file, weights = _adapter_file(architecture, config, trained, name, form, out)
@@ -119,7 +115,7 @@ def write(
 def _adapter_file(
     architecture: Architecture, config: Config, trained: Path, name: str, form: Form, out: Path
 ) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Return the file and the tensors of a LoRA in a form; PEFT's has its configuration beside it, which is written here."""
+    """Return a LoRA's file and tensors in a form; write PEFT's configuration beside it."""
     shapes = shapes_of(architecture, config)
     adapter = read_adapter(architecture, config, shapes, trained)
     if form == "lora":
@@ -140,7 +136,7 @@ def _adapter_file(
 
 
 def check_written(files: Sequence[Path], weights: Mapping[str, torch.Tensor]) -> None:
-    """Read every tensor back; UserError unless the files hold exactly these weights, as after a disk's error."""
+    """Read all tensors back; UserError if they differ, as after a disk's error."""
     missing = set(weights)
     for file in files:
         with reading(file), safe_open(file, "pt") as opened:
@@ -169,17 +165,17 @@ def write_card(
     file: Path,
     repo: str | None,
 ) -> Path:
-    """Write README.md and the images that it shows to `out`; repo: where they will be uploaded, for the code snippet.
+    """Write README.md and the images that it shows to `out`.
 
     Weights that were not evaluated here get neither table nor images, and those of no run of this
-    checkout no settings either; the card says so. UserError if the run is one of another profile.
+    checkout no settings either; the card says so. repo: where they will be uploaded, for the code
+    snippet. UserError if the run is one of another profile.
     """
     # The run, its settings and its base model
     place = find_place(run)
     if place and place.profile != profile:
-        raise UserError(
-            f"export: {run} is a run of profile {place.profile}: give --profile {place.profile}"
-        )
+        own = place.profile
+        raise UserError(f"export: {run} is a run of profile {own}: give --profile {own}")
     study = place.study if place else None
     settings = load_profile(profile_path(profile), load_study(study) if study else None)
     method = run.name.rsplit("-", 1)[0]
@@ -189,24 +185,8 @@ def write_card(
     repos = getattr(settings.models, "repos", {})
     base = repos["pipeline"].repo if repos else None
     terms = licence(architecture, base) if repos else {}
-    lora = form in ("lora", "peft", "kohya")
-    # Metadata of the hub
-    data = ModelCardData(
-        base_model=base,
-        base_model_relation=("adapter" if lora else "finetune") if base else None,
-        library_name="diffusers",
-        pipeline_tag="text-to-image",
-        tags=[
-            "g2rpo",
-            architecture.tag,
-            "reinforcement-learning",
-            "grpo",
-            *(["lora"] if lora else []),
-        ],
-        **terms,
-    )
-    # Text
-    shown = {
+    # Text, with scores and images where both were evaluated
+    shown: dict[str, Any] = {
         "run": run.name,
         "profile": profile,
         "pipeline_class": architecture.pipeline.__name__,
@@ -226,20 +206,37 @@ def write_card(
         "sampling": trained.sampling if trained else None,
         "evaluation": settings.evaluation,
         "labels": labels(settings.rewards),
-        "scores": read_means(evaluation, beside, settings.evaluation)
-        if evaluation and beside
-        else [],
-        "images": copy_images(out, settings, profile, evaluation, beside)
-        if evaluation and beside
-        else [],
+        "scores": [],
+        "images": [],
     }
+    if evaluation and beside:
+        shown["scores"] = read_means(evaluation, beside, settings.evaluation)
+        shown["images"] = copy_images(out, settings, profile, evaluation, beside)
     text = TEMPLATES.get_template("card.md.j2").render(shown)
+    data = _metadata(architecture, base, form in ("lora", "peft", "kohya"), terms)
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(out / "README.md")
     return out / "README.md"
 
 
+def _metadata(
+    architecture: Architecture, base: str | None, lora: bool, terms: dict[str, Any]
+) -> ModelCardData:
+    """Return the card's metadata for the hub; terms: of the licence."""
+    return ModelCardData(
+        base_model=base,
+        base_model_relation=("adapter" if lora else "finetune") if base else None,
+        library_name="diffusers",
+        pipeline_tag="text-to-image",
+        tags=["g2rpo", architecture.tag, "reinforcement-learning", "grpo"] + ["lora"] * lora,
+        **terms,
+    )
+
+
 def base_beside(settings: Profile, profile: str, method: str, study: str | None) -> Path | None:
-    """Return the folder, within that of all evaluations, of the base drawn as a method's images are; None if it is not evaluated with them."""
+    """Return the folder, among all evaluations, of the base drawn as a method's images are.
+
+    None if it is not evaluated with them.
+    """
     methods, published = evaluated_together(profile, load_study(study) if study else None)
     together = (*(settings.methods if methods is None else methods), *published)
     bases = bases_for(settings.sampling, map(settings.sampling_of, together))
@@ -248,7 +245,7 @@ def base_beside(settings: Profile, profile: str, method: str, study: str | None)
 
 
 def licence(architecture: Architecture, base: str | None) -> dict[str, Any]:
-    """Return the card's licence metadata for weights made from a base model; None: from one in a folder."""
+    """Return the card's licence metadata; base: the base model's repository, None for a folder."""
     if base is None:
         return {"license": "other", "license_name": "that-of-the-base-model"}
     for start, licence in architecture.licences.items():
@@ -264,7 +261,10 @@ def licence(architecture: Architecture, base: str | None) -> dict[str, Any]:
 def read_means(
     evaluated: Path, beside: Path, settings: EvaluationSettings
 ) -> list[tuple[str, float, float]]:
-    """Return every reward with the base's and the run's means over the test prompts; empty if the base was not evaluated alike."""
+    """Return every reward with the base's and the run's means over the test prompts.
+
+    Empty if the base was not evaluated alike.
+    """
     files = [evaluated.parent / beside / "results.parquet", evaluated / "results.parquet"]
     if not files[0].exists():
         return []
@@ -282,9 +282,10 @@ def read_means(
 def copy_images(
     out: Path, settings: Profile, profile: str, evaluated: Path, base: Path
 ) -> list[dict[str, str]]:
-    """Copy the images of the report's first prompts; evaluated, base: the folders of the run's evaluation and, beside it, the base's.
+    """Copy the images of the report's first prompts.
 
-    Return each prompt with the files of base and run, relative to `out`.
+    evaluated, base: the folders of the run's evaluation and, beside it, the base's. Return each
+    prompt with the files of base and run, relative to `out`.
     """
     evaluation, prompts_file = settings.evaluation, Path("prompts", profile, "test.parquet")
     folders = {
@@ -311,7 +312,7 @@ def copy_images(
 
 
 def check_repo(repo: str) -> None:
-    """Check, before any work, that the hub accepts the name and that there is a login; UserError otherwise."""
+    """Check for a valid name and a login at the hub before any work; UserError otherwise."""
     try:
         validate_repo_id(repo)
     except HFValidationError:
@@ -326,10 +327,11 @@ def check_repo(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, public: bool) -> str:
-    """Upload the folder and return the commit's address; create the repository if needed, private unless `public`.
+    """Upload the folder and return the commit's address.
 
-    The hub is that of HF_ENDPOINT. UserError if it refuses, or if the repository is there already
-    and not as `public` says; TransientError if it cannot be reached.
+    The repository is created if needed, private unless `public`. The hub is that of HF_ENDPOINT.
+    UserError if it refuses, or if the repository is there already and not as `public` says;
+    TransientError if it cannot be reached.
     """
     api = HfApi()
     try:
@@ -337,7 +339,7 @@ def push(folder: Path, repo: str, public: bool) -> str:
         private = api.model_info(created.repo_id).private
         if private == public:
             seen, option = (
-                ("nobody else", "leave --public away") if public else ("everyone", "give --public")
+                ("nobody else", "omit --public") if public else ("everyone", "give --public")
             )
             raise UserError(
                 f"--push {repo}: it already exists and {seen} can see it: {option}, or another name"

@@ -1,4 +1,4 @@
-"""Score a folder of images: find out which prompt is whose, check every image, and score what is not scored yet."""
+"""Score a folder of images: match prompts, check every image, and score what is not scored yet."""
 
 import hashlib
 import json
@@ -28,11 +28,8 @@ from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 BATCH = 64  # images open at a time, if they are small
-LISTS = (
-    INDEX,
-    "metadata.csv",
-    "metadata.jsonl",
-)  # of images with prompts, in a folder: ours, and imagefolder's of `datasets`
+# Lists of images with prompts in a folder: ours, and those of `datasets` (imagefolder)
+LISTS = (INDEX, "metadata.csv", "metadata.jsonl")
 SIDECARS = (".txt", ".caption")  # a text beside an image, of its name
 
 
@@ -62,7 +59,7 @@ def pair(folder: Path, prompts: Path | None) -> pd.DataFrame:
     if other := [
         file for file, prompt in rows if comparable(said.get(file, prompt)) != comparable(prompt)
     ]:
-        away = "leave --prompts away" if prompts else "correct it"
+        away = "omit --prompts" if prompts else "correct it"
         raise UserError(
             f"{source}: gives {in_one_line(other)} another prompt than the one that the picture "
             f"says it is of: {away}"
@@ -71,7 +68,7 @@ def pair(folder: Path, prompts: Path | None) -> pd.DataFrame:
 
 
 def images_in(folder: Path) -> list[str]:
-    """Return the images of a folder, or if it has none those of its subfolders, as paths in it, in natural order.
+    """Return a folder's images, or else its subfolders', as paths in it, in natural order.
 
     Hidden files are none of them: `.x`, and what macOS puts beside files (`._x`, `__MACOSX`).
     UserError if there is no image.
@@ -92,7 +89,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def lists_in(folder: Path, files: Sequence[str]) -> dict[Path, Path]:
-    """Return the list of prompts in a folder, by the folder to which its names are relative; without one there, those of subfolders.
+    """Return a folder's list of prompts, or else its subfolders', by the folder of its names.
 
     The one that `g2rpo generate` writes wins. UserError for two others, and for a subfolder without
     one beside others with one.
@@ -118,7 +115,10 @@ def lists_in(folder: Path, files: Sequence[str]) -> dict[Path, Path]:
 
 
 def _rows(folder: Path, home: Path, prompts: Path, files: list[str]) -> list[tuple[str, str]]:
-    """Return each image with its prompt, from a file of prompts whose names are relative to `home`; UserError if it does not fit."""
+    """Pair images with prompts from a file; UserError if it does not fit.
+
+    home: what the file's names are relative to.
+    """
     rows = read_rows(prompts)
     texts = [
         normalized(row["prompt"] if isinstance(row["prompt"], str) else "") for row in rows.values()
@@ -166,7 +166,7 @@ def _is_image(folder: Path, file: str) -> bool:
 
 
 def _rows_beside(folder: Path, files: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each image with the prompt in the text beside it, or else in itself; UserError for one without, or with two texts."""
+    """Pair images with the prompt in the text beside or in each; UserError for none or two."""
     rows = []
     for file in files:
         beside = [
@@ -188,7 +188,7 @@ def _rows_beside(folder: Path, files: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _read_beside(path: Path) -> str:
-    """Return the prompt of a whole text file; UserError if it has a character that no encoder takes."""
+    """Return a text file as a prompt; UserError for a character that no encoder takes."""
     with reading(path):
         prompt = normalized(read_marked(path))
     if control := unprintable(prompt):
@@ -203,7 +203,7 @@ def _own_prompt(path: Path) -> str | None:
 
 
 def check_images(folder: Path, files: list[str]) -> list[int]:
-    """Read every image once, and return the pixels of each; UserError naming all that cannot be scored.
+    """Read every image once, and return each one's pixels; UserError naming all unreadable ones.
 
     Print which have more than a first frame.
     """
@@ -238,7 +238,7 @@ def batches(pixels: list[int]) -> list[slice]:
 
 
 class Parts:
-    """The scores so far, in a folder beside the table that they will be: a second start goes on from them.
+    """The scores so far, in a folder beside the table to be: a second start goes on from them.
 
     Its name depends on all that decides the scores, such as the files' sizes and times.
     """
@@ -280,7 +280,7 @@ def _state(path: Path) -> tuple[int, int]:
 def score_images(
     folder: Path, table: pd.DataFrame, scorers: Mapping[str, Reward], kept: Parts
 ) -> pd.DataFrame:
-    """Return new columns for the table: the scores of each reward, and the reasons for missing ones.
+    """Return new columns for the table: each reward's scores, and reasons for missing ones.
 
     UserError naming all images that cannot be read, before any is scored.
     """

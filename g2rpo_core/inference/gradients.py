@@ -1,4 +1,4 @@
-"""Measure, without training, how much the policy gradients of prompts agree: their signal beside their noise, for what they cost."""
+"""Measure, without training, the signal-to-noise of prompts' policy gradients, and their cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ CHUNK = 2**22  # elements of a gradient that are projected at once
 
 @dataclass(frozen=True)
 class Signal:
-    """What the gradients of a number of prompts say, of one step with a set of tails, or of a whole method."""
+    """Statistics of several prompts' gradients, of one step and its tails or of a whole method."""
 
     method: str
     """An entry of the profile."""
@@ -36,13 +36,19 @@ class Signal:
     """The only SDE step; None: all that the method trains on in an iteration."""
     granularities: tuple[int, ...]
     snr2: float
-    """Squared signal-to-noise of the gradient summed over the prompts: sum of g_i . g_j over i != j, divided by that of |g_i|^2; 0 for noise."""
+    """Squared signal-to-noise of the sum over prompts: sum_(i != j) g_i . g_j / sum_i |g_i|^2.
+
+    0 is pure noise.
+    """
     error: float
     """Its standard error over prompts, by the jackknife."""
     cosine: float | None
-    """With the gradient of the judging reward, both summed over the prompts; None without a judge, or where it tells no images apart."""
+    """With the judging reward's gradient, both summed over prompts.
+
+    None without a judge, or where it tells no images apart.
+    """
     evaluations: float
-    """Forward evaluations (NFE) of a prompt's rollout: of a step and its tails as if there were no others, of a method the mean."""
+    """Forward evaluations (NFE) per prompt: of a step with its tails alone, or a method's mean."""
     compute: float
     """Total compute of a prompt (`config/costs.py`)."""
     prompts: int
@@ -59,7 +65,7 @@ class Signal:
 
 
 def project(gradients: Iterable[torch.Tensor], size: int, seed: int) -> torch.Tensor:
-    """Project gradients onto `size` numbers, float32 on the CPU, whose products are on average those of the gradients.
+    """Project gradients to [size] float32 on the CPU, preserving dot products in expectation.
 
     A count sketch: every element, with a random sign that depends on its place and the seed, is
     added to one of `size` sums. Nothing of the gradients' size is kept but the signs of CHUNK
@@ -82,7 +88,10 @@ def project(gradients: Iterable[torch.Tensor], size: int, seed: int) -> torch.Te
 
 
 def signal_to_noise(gradients: torch.Tensor) -> tuple[float, float]:
-    """Return the squared signal-to-noise of gradients [P, D], P > 2, and its jackknife standard error; 0 and 0 if all are zero."""
+    """Return the squared signal-to-noise of gradients [P, D], P > 2, and its jackknife error.
+
+    Both are 0 if all gradients are zero.
+    """
     products = gradients.double() @ gradients.double().T
 
     def of(chosen: torch.Tensor) -> float:
@@ -106,10 +115,10 @@ def load_policy(
     device: torch.device,
     start: Path | None = None,
 ) -> Policy:
-    """Load a policy as an entry computes, whose weights have gradients: those of a run, or (None) those that its training begins with.
+    """Load a policy with gradients, as an entry computes.
 
-    Only a LoRA's have if the run has one, or the base gets one. start: the weights of
-    `training.start`.
+    weights: a run's; None: those that its training begins with. Only a LoRA's have gradients
+    if the run has one, or the base gets one. start: the weights of `training.start`.
     """
     settings = policy_settings(run.sampling.drawn, device, **run.sampling.size)
     if weights is None:
@@ -133,10 +142,10 @@ def load_policy(
 
 
 class Gradients:
-    """The policy gradients of one entry on single prompts, by the rollout and the losses of training; the weights stay as they are.
+    """One entry's policy gradients on single prompts, by training's rollout and losses.
 
-    rewards: those of `run.training.rewards`, `judge`, and perhaps others, all loaded; size: of
-    projected gradients (None: as they are).
+    The weights stay as they are. rewards: those of `run.training.rewards`, `judge`, and perhaps
+    others, all loaded; size: of projected gradients (None: as they are).
     """
 
     def __init__(
@@ -157,16 +166,17 @@ class Gradients:
                 "rewards": {name: run.training.rewards.get(name, 0.0) for name in rewards},
             }
         )
-        self.policy, self.run, self.store, self.rewards, self.seed, self.size = (
-            policy,
-            run,
-            store,
-            rewards,
-            seed,
-            size,
-        )
+        self.policy = policy
+        self.run = run
+        self.store = store
+        self.rewards = rewards
+        self.seed = seed
+        self.size = size
         self.trainer = Trainer(replace(run, training=training), policy, store, rewards, seed)
-        self.trainer.optimizer = torch.optim.SGD(self.trainer.parameters, lr=0.0)  # type: ignore[assignment]  # moves nothing, keeps nothing
+        # Its step neither moves the weights nor keeps a state
+        self.trainer.optimizer = torch.optim.SGD(  # type: ignore[assignment]
+            self.trainer.parameters, lr=0.0
+        )
         self.own = self._objective(training.rewards)
         self.judging = (
             self._objective({name: float(name == judge) for name in rewards}) if judge else None
@@ -183,11 +193,9 @@ class Gradients:
     def sample(
         self, index: int, iteration: int
     ) -> tuple[Conditioning, Rollout, torch.Tensor, list[torch.Tensor] | None]:
-        """Sample and score the rollout of one prompt of the store; what is drawn depends on the iteration and the prompt's index."""
-        conditioning, text = (
-            self.policy.cut(self.store.conditioning([index])),
-            self.store.prompts[index].text,
-        )
+        """Sample and score one prompt's rollout; iteration and index decide the noise."""
+        conditioning = self.policy.cut(self.store.conditioning([index]))
+        text = self.store.prompts[index].text
         sampled = self.trainer.sampler(conditioning, iteration, index)
         score = lambda each: score_rollout(
             self.policy, self.rewards, each, [text], self.run.sampling.decode_batch, iteration
@@ -196,7 +204,10 @@ class Gradients:
         return conditioning, sampled, score(sampled), gains
 
     def of(self, conditioning: Conditioning, updates: Iterable[Update]) -> torch.Tensor:
-        """Return the gradient [D] of the loss, projected; of several optimizer steps, their sum at these weights."""
+        """Return the loss's gradient [D], projected; summed over the optimizer steps.
+
+        The weights do not move between steps.
+        """
         total: torch.Tensor | None = None
         for update in updates:
             self.trainer.update(conditioning, update)
@@ -218,7 +229,7 @@ class Gradients:
 def probe_steps(
     gradients: Gradients, prompts: Sequence[int], sets: Sequence[tuple[int, ...]]
 ) -> list[Signal]:
-    """Measure every SDE step with every set of granularities, from one rollout of all for each prompt.
+    """Measure every SDE step with every set of granularities, from one rollout per prompt.
 
     The entry's tree must have a branch for each step, as G²RPO's, and all granularities of the
     sets.
@@ -261,7 +272,10 @@ def probe_steps(
 
 
 def probe_method(gradients: Gradients, prompts: Sequence[int]) -> Signal:
-    """Measure the gradient of a whole iteration of an entry on each prompt; iterations are spread over the training, so that windows move."""
+    """Measure the gradient of a whole iteration of an entry on each prompt.
+
+    Iterations are spread over the training, so that windows move.
+    """
     run, evaluations = gradients.run, 0
     own: list[torch.Tensor] = []
     judged: list[torch.Tensor] = []

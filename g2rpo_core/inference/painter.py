@@ -35,7 +35,7 @@ from g2rpo_core.sampling.settings import SamplingSettings
 
 
 class Painter:
-    """Draws prompts with the base and with runs of one profile, at the image size of its evaluation, and scores the images.
+    """Draws and scores prompts with the base and one profile's runs, at its evaluation's size.
 
     models: the folder of the stage `models`; device: as of `device_of`. UserError if torch finds no
     such device.
@@ -62,7 +62,10 @@ class Painter:
         return encoded and {name: tensor.float() for name, tensor in encoded.items()}
 
     def policy(self, folder: Path | None, sampling: SamplingSettings | None = None) -> Policy:
-        """Return the policy with the weights in a run's folder (None: the base), which draws as the run does (None: as the profile)."""
+        """Return the policy with a run's weights, which draws as the run does.
+
+        folder: the run's, None for the base; sampling: None for the profile's.
+        """
         drawn = (sampling or self.profile.sampling).drawn
         key = (folder, *(value for name, value in drawn.items() if name != "guidance"))
         if key not in self._policies:
@@ -82,7 +85,7 @@ class Painter:
         self._policies.clear()
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Conditioning]:
-        """Encode each prompt, float32 [1, ...]; UserError for one that the text encoders would cut."""
+        """Encode each prompt, float32 [1, ...]; UserError for one that is too long."""
         embed = self.profile.embed
         check_lengths(
             prompts,
@@ -108,10 +111,11 @@ class Painter:
         trained_share: float = 1.0,
         lora_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Draw images [N, 3, H, W] in [0, 1] of one encoded prompt, one per seed; a seed gives every prompt and run the same noise.
+        """Draw images [N, 3, H, W] in [0, 1] of one encoded prompt, one per seed.
 
-        sampling: as in `policy`; trained_share: share of the steps in (0, 1], from the noisy end,
-        by the run; the base does the rest. lora_scale: strength of a LoRA run.
+        A seed gives every prompt and run the same noise. sampling: as in `policy`; trained_share:
+        share of the steps in (0, 1], from the noisy end, by the run; the base does the rest.
+        lora_scale: strength of a LoRA run.
         """
         policy = self.policy(folder, sampling)
         share = trained_share if folder else 1.0
@@ -131,7 +135,7 @@ class Painter:
         return images.cpu().clamp(0, 1)
 
     def find_schedule(self, policy: Policy) -> Schedule:
-        """Return the sigmas with which the base model's pipeline itself samples images of this size."""
+        """Return the sigmas with which the pipeline itself samples images of this size."""
         return read_schedule(policy.architecture, self.pipeline, policy.image_tokens)
 
     def load_rewards(self, names: Sequence[str]) -> dict[str, Reward]:

@@ -1,4 +1,4 @@
-"""Write drawn pictures under names that say prompt and seed, each with its settings inside, and never over another picture."""
+"""Write images named by prompt and seed, with their settings inside, never over another one."""
 
 import csv
 import io
@@ -22,11 +22,8 @@ TEXT = "g2rpo"  # the text field of a PNG with its settings as JSON
 MOST_STEPS = 100  # of denoising, in a picture for a person to look at
 INDEX = "prompts.csv"
 COLUMNS = ["file", "prompt", "seed"]
-SEEN, LETTER, GAP = (
-    96,
-    12,
-    6,
-)  # pixels in a picture of all: the least of an image's side, of a letter, and between
+# Pixels in the grid: the least of an image's side, of a letter, and between
+SEEN, LETTER, GAP = 96, 12, 6
 
 
 @dataclass
@@ -59,10 +56,8 @@ class Pictures:
 
     @property
     def path_of_grid(self) -> Path:
-        return (
-            self.folder
-            / f"{'-'.join(map(_named, self.runs))}-grid{f'-{self.start:04d}' if self.start else ''}.png"
-        )
+        start = f"-{self.start:04d}" if self.start else ""
+        return self.folder / f"{'-'.join(map(_named, self.runs))}-grid{start}.png"
 
     def about(self, run: str, number: int, seed: int) -> dict[str, object]:
         """Return the settings of a picture."""
@@ -94,7 +89,10 @@ class Pictures:
         }
 
     def find_room(self) -> None:
-        """Choose the first number from 0 with which no other picture is written over, and read INDEX; UserError if it is not one."""
+        """Choose the first number at which no other image is overwritten, and read INDEX.
+
+        UserError if INDEX is not what `g2rpo generate` writes.
+        """
         while not all(_is_free(path, about) for path, about in self._wanted()):
             self.start += 1
         file = self.folder / INDEX
@@ -129,7 +127,10 @@ class Pictures:
         write_whole(self.folder / INDEX, text.getvalue())
 
     def write_last(self, drawn: Mapping[str, Sequence[torch.Tensor]]) -> Iterator[Path]:
-        """Write the picture of all, if it is wanted; yield its file. drawn: of every run the images [seeds, 3, H, W] of each prompt."""
+        """Write the grid of all images, if asked for; yield its file.
+
+        drawn: run -> the images [seeds, 3, H, W] of each prompt.
+        """
         if self.grid:
             texts = [prompt.text for prompt in self.prompts]
             write_whole(
@@ -141,20 +142,18 @@ class Pictures:
 def side_by_side(
     drawn: Mapping[str, Sequence[torch.Tensor]], prompts: Sequence[str], seeds: Sequence[int]
 ) -> Image.Image:
-    """Draw one picture: each prompt above its row, each run above its columns, in the order given, a column for each seed.
+    """Draw one grid: each prompt above its row, each run above its columns, one per seed.
 
-    drawn: of every run the images [seeds, 3, H, W] in [0, 1] of each prompt. Images of fewer than
-    SEEN pixels are enlarged.
+    drawn: run, in the order of columns -> the images [seeds, 3, H, W] in [0, 1] of each prompt.
+    Images of fewer than SEEN pixels are enlarged.
     """
     # Sizes in pixels
     height, width = next(iter(drawn.values()))[0].shape[2:]
     scale = -(-SEEN // min(height, width))
-    font, line, wide, high = (
-        ImageFont.load_default(LETTER),
-        LETTER + GAP,
-        width * scale + GAP,
-        height * scale,
-    )
+    font = ImageFont.load_default(LETTER)
+    line = LETTER + GAP
+    wide = width * scale + GAP
+    high = height * scale
     columns = max(wide * len(seeds), *(int(font.getlength(run)) for run in drawn)) + 2 * GAP
     per_line = max(1, int((columns * len(drawn) - 2 * GAP) / font.getlength("m") * 1.7))
     titles = [textwrap.wrap(prompt, per_line) for prompt in prompts]

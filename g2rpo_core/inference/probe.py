@@ -1,4 +1,4 @@
-"""Measure, before anything is trained, what noise at each denoising step does to the reward, and which tails agree."""
+"""Measure, before training, what noise at each step does to the reward, and which tails agree."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from g2rpo_core.training.experience import RolloutSampler, score_rollout
 
 @dataclass(frozen=True)
 class Step:
-    """One SDE step: means over prompts of the training reward, which is the weighted sum of rewards."""
+    """One SDE step: means over prompts of the training reward, the weighted sum of rewards."""
 
     step: int
     sigma: float
@@ -28,7 +28,7 @@ class Step:
     gap: dict[int, float]
     """Granularity -> mean score minus the finest tail's."""
     evaluations: dict[int, int]
-    """Granularity -> forward evaluations (NFE) of a group if this were the only step and the only tail."""
+    """Granularity -> forward evaluations (NFE) of a group with this step and tail alone."""
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ class Place:
 
 
 def find_place(folder: Path) -> Place | None:
-    """Return where a run's folder is; None if it is no run of this checkout, such as a copy of one."""
+    """Locate a run of this checkout by its folder; None for another folder, such as a copy."""
     name = folder.absolute().name
     for own in [*RUNS.glob(f"*/{name}"), *Path("studies").glob(f"*/runs/{name}")]:
         if own.exists() and own.samefile(folder):
@@ -79,7 +79,7 @@ def find_place(folder: Path) -> Place | None:
 
 
 def find_kind(folder: Path) -> Kind | None:
-    """Return what a run's folder holds: whole weights or a LoRA; None for neither. UserError if it holds both."""
+    """Return whether a run has whole weights or a LoRA; None for neither, UserError for both."""
     check_one_kind(folder)
     return next((kind for kind in get_args(Kind) if (folder / kind).is_dir()), None)
 
@@ -95,7 +95,7 @@ def trained_runs(profile: str) -> list[str]:
 
 
 def find_weights(run: str, profile: str) -> Path | None:
-    """Return the folder or file with the weights of a run, to be read by `weights_in`; None for the base.
+    """Return the folder or file with a run's weights, for `weights_in`; None for the base.
 
     run: the name of a run such as `g2rpo-1`, or of published weights that were fetched, or a path:
     a run's, or one with a transformer or a LoRA of others. UserError if there are none, or if they
@@ -149,9 +149,9 @@ def sampling_of(run: str, name: str, profile: Profile) -> SamplingSettings:
 
 
 def find_start(start: str | None, name: str, profile: Profile) -> Path | None:
-    """Return the weights that the entries with this `training.start` begin with; None for those of the base model.
+    """Return the weights of a `training.start`; None for those of the base model.
 
-    name, profile: the profile that is used; UserError, with the stage that fetches them, if they
+    name, profile: the profile that is used. UserError, with the stage that fetches them, if they
     are not here.
     """
     if start is None:
@@ -169,7 +169,7 @@ def find_start(start: str | None, name: str, profile: Profile) -> Path | None:
 def drawn_as(
     runs: Iterable[str], name: str, profile: Profile, guidance: float | None = None
 ) -> dict[str, tuple[str, SamplingSettings]]:
-    """Return how to draw runs side by side: name of the images -> run, and the settings of `sampling_of`.
+    """Return how to draw runs side by side: name of the images -> run, and its sampling settings.
 
     The base is drawn as the runs beside it are, once for each way (`name_bases`). guidance: in
     place of every run's own.
@@ -190,7 +190,7 @@ def drawn_as(
 
 
 def tiny_rewards(names: list[str], models: Path) -> str | None:
-    """Return a note that scores come from small models trained here, not from published ones; None if they do not.
+    """Return a note if scores come from small models trained here, not from published ones.
 
     models: the folder of the stage `models`.
     """

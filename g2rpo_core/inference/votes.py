@@ -1,4 +1,7 @@
-"""Keep votes and the images that they are of, and count them: who beats whom, and which rewards agree with people."""
+"""Keep votes with their images, and count them: who beats whom, which rewards agree with people.
+
+Experimental: main works without it.
+"""
 
 import hashlib
 import math
@@ -62,7 +65,7 @@ def add_vote(file: Path, vote: Mapping[str, object], images: Mapping[str, bytes]
 
 
 def wilson(successes: int, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share, in [0, 1]: Wilson (1927), without correction for continuity; all of [0, 1] for none."""
+    """Return a share's 95 % interval: Wilson's (1927), uncorrected; all of [0, 1] for count 0."""
     if not count:
         return 0.0, 1.0
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -82,7 +85,10 @@ def share(successes: int, count: int) -> str:
 
 
 def win_rates(table: pd.DataFrame) -> list[str]:
-    """Describe in a line for each two runs how often one beat the other; votes on two images of one run are left out."""
+    """Describe, for each pair of runs, how often one beat the other, a line each.
+
+    Votes on two images of one run are left out.
+    """
     lines = []
     for one, other in combinations(sorted({*table.left_run, *table.right_run}), 2):
         either = table[
@@ -98,7 +104,10 @@ def win_rates(table: pd.DataFrame) -> list[str]:
 
 
 def agreement(name: str, reward: Reward, file: Path, table: pd.DataFrame) -> str:
-    """Describe how often a reward gives the winner the higher score; votes with equal or missing scores are left out, and counted."""
+    """Describe how often a reward scores the winner higher.
+
+    Votes with equal or missing scores are left out, and counted.
+    """
     votes, batch, scores = decided(table), 64, []
     for start in range(0, len(votes), batch):
         part = votes.iloc[start : start + batch]
@@ -111,7 +120,8 @@ def agreement(name: str, reward: Reward, file: Path, table: pd.DataFrame) -> str
         for count, what in ((equal, "equal"), (missing, "missing"))
         if count
     ]
-    return f"{share(agrees, len(votes) - missing - equal)}{'; left out: ' + ', '.join(left_out) if left_out else ''}"
+    rest = f"; left out: {', '.join(left_out)}" if left_out else ""
+    return f"{share(agrees, len(votes) - missing - equal)}{rest}"
 
 
 def _scores(name: str, reward: Reward, file: Path, table: pd.DataFrame, side: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Compute what a call of a transformer takes, by tracing its own code: FLOPs, and bytes of intermediate tensors.
+"""Cost of a transformer's calls, by tracing its own code: FLOPs, and bytes of intermediates.
 
 Tracing is on PyTorch's fake tensors: nothing is allocated. Every operation reports its output's
 size, and a tensor counts from the operation that makes it until it is freed.
@@ -23,7 +23,9 @@ from g2rpo_core.models.kept import kept
 from g2rpo_core.models.loading import add_adapter, lora_config
 from g2rpo_core.models.settings import LoraSettings
 
-PEAK_TFLOPS = {  # of dense products in bfloat16, by the data sheets: what torch's name of the GPU contains, the first that fits
+# Of dense products in bfloat16, by the data sheets; the first key that torch's name of the GPU
+# contains holds
+PEAK_TFLOPS = {
     "H200 NVL": 835,
     "H200": 989,
     "H100 NVL": 835,
@@ -35,20 +37,20 @@ PEAK_TFLOPS = {  # of dense products in bfloat16, by the data sheets: what torch
     "B200": 2250,
     "L40S": 362,
 }
-# PyTorch counts the operations of attention on a GPU; on the CPU, where models are traced, they are
-# the same
+aten = torch.ops.aten
+# PyTorch counts attention on a GPU; on the CPU, where models are traced, the counts are the same
 ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: (
-        sdpa_flop_count(q.shape, k.shape, v.shape)
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
+        q.shape, k.shape, v.shape
     ),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda out, q, k, v, *_, **__: (
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda out, q, k, v, *_, **__: (
         sdpa_backward_flop_count(out.shape, q.shape, k.shape, v.shape)
     ),
 }
 
 
 class Measured(TorchDispatchMode):
-    """Measures the operations inside its block, fake or real: FLOPs, bytes of the tensors alive now, and their peak."""
+    """Measures the operations inside its block, fake or real: FLOPs, live bytes and their peak."""
 
     def __init__(self):
         super().__init__()
@@ -61,6 +63,7 @@ class Measured(TorchDispatchMode):
             operation.overloadpacket
         ):
             self.flops += count(*args, **(kwargs or {}), out_val=result)
+        # Views and in-place operations return storage that is counted already
         given = {
             id(tensor.untyped_storage())
             for tensor in tree_leaves((args, kwargs))
@@ -73,6 +76,7 @@ class Measured(TorchDispatchMode):
                     self._known.add(storage)
                     self.alive += storage.nbytes()
                     self.peak = max(self.peak, self.alive)
+                    # PyTorch reports no freed memory, but its storages die
                     weakref.finalize(storage, self._freed, storage.nbytes())
         return result
 
@@ -99,7 +103,7 @@ class FusedRMSNorm(torch.autograd.Function):
 
 
 def rms_norm_under_autocast(input, normalized_shape, weight=None, eps=None):
-    """Compute torch.nn.functional.rms_norm in float32 as CUDA's autocast does; the CPU's has no rule for it."""
+    """Compute rms_norm in float32 as CUDA's autocast does; the CPU's has no rule for it."""
     return FusedRMSNorm.apply(input.float(), None if weight is None else weight.float())
 
 
@@ -118,7 +122,10 @@ def flash_attention(
 
 @contextmanager
 def as_on_cuda(dtype: torch.dtype) -> Iterator[None]:
-    """Run the block as under CUDA's autocast, on CPU tensors without data: norms compute in float32, while the CPU's stay in bfloat16."""
+    """Run the block as under CUDA's autocast, on CPU tensors without data.
+
+    Norms compute in float32, where the CPU's autocast stays in bfloat16.
+    """
     if dtype == torch.float32:
         yield
         return
@@ -199,8 +206,9 @@ def _traced_once(
 
 
 def traced_cost(architecture: Architecture, config: Config, call: Call) -> Cost:
-    """Compute `transformer_cost` by tracing the whole model of `config`; gradients of weights are freed as soon as they are made."""
-    # Weights without data, in the dtype that they have on a GPU; their gradients are freed at once
+    """Compute `transformer_cost` by tracing the whole model of `config`."""
+    # Weights without data, in the dtype that they have on a GPU. Their gradients are freed at once:
+    # the peak is of intermediate tensors alone
     with torch.device("meta"):
         transformer = make_transformer(architecture, config, call.lora)
     with FakeTensorMode():

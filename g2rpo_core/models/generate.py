@@ -1,4 +1,4 @@
-"""Samples images of prompts deterministically from a policy, for the monitor of training and for evaluation."""
+"""Samples images of prompts without noise from a policy, for training's monitor and evaluation."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -60,7 +60,10 @@ def draw(
     batch: int,
     trained_share: float = 1.0,
 ) -> torch.Tensor:
-    """Sample images [n, 3, H, W] from initial noise [n, ...] (`Policy.noise`), one per encoded prompt; see `generate_images`."""
+    """Sample images [n, 3, H, W] from initial noise [n, ...], one per encoded prompt.
+
+    See `Policy.noise` and `generate_images`.
+    """
     steps = len(sigmas) - 1
     # As in training: padding costs attention and changes no image
     conditioning = policy.cut(conditioning)

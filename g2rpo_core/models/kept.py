@@ -1,4 +1,4 @@
-"""Keep numbers that are slow to trace, and that code, versions and arguments decide, in .cache/traced of the folder of work."""
+"""Keeps numbers that are slow to trace in .cache/traced, by code, versions and arguments."""
 
 import hashlib
 import json
@@ -18,10 +18,11 @@ PACKAGES = ("diffusers", "peft", "torch", "transformers")
 def kept(
     what: str, decides: object, make: Callable[[], Mapping[str, int]], code: Sequence[str] = CODE
 ) -> Mapping[str, int]:
-    """Return what `make` returned for the same `what` and `decides`, or call it; a file that cannot be read is made again.
+    """Return what `make` returned for equal `what` and `decides`; call it if no file tells.
 
-    decides: data of which `repr` tells all; code: packages of the core that `make` runs.
+    decides: data with a complete `repr`; code: packages of the core that `make` runs.
     """
+    # No expiry: whatever could change the numbers changes the key
     key = hashlib.sha256(repr((what, decides, _identity(*code))).encode()).hexdigest()[:32]
     file = FOLDER / f"{key}.json"
     with suppress(OSError, ValueError):

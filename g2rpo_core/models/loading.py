@@ -1,4 +1,4 @@
-"""Read a transformer so that no process ever holds more than its part: build it without data, spread it, and fill it.
+"""Loads a transformer so that no process holds more than its part: build it, spread it, fill it.
 
 Every process reads only its own slices of the safetensors, and casts them as it copies. A single
 process works the same way. The steps that spread a model over many GPUs are ordered as in
@@ -45,12 +45,13 @@ def load_transformer(
     runtime: Runtime = REAL,
     quantized: Kind | None = None,
 ) -> ModelMixin:
-    """Read a transformer from a folder or a file onto `device`; UserError if they do not hold exactly the model's weights.
+    """Read a transformer from a folder or a file onto `device`.
 
     dtype: of its parameters; trained: whether they have gradients; lora: an adapter to add, in
     float32: then only it has gradients, and `draw_lora` sets its values; spread: compiles and
     shards the model while it has no data; config: the folder with the model's configuration, if it
-    is not that of the files; quantized: how frozen weights are kept (`quantize`), null: in dtype.
+    is not that of the files; quantized: how frozen weights are kept (`quantize`), None: in dtype.
+    UserError if the files do not hold exactly the model's weights.
     """
     # No from_pretrained: it would read all weights in every process before they are sharded
     transformer = empty_transformer(architecture, config or place, dtype, trained, lora)
@@ -98,7 +99,7 @@ def empty_transformer(
 
 
 def add_adapter(transformer: ModelMixin, lora: LoraConfig) -> None:
-    """Add a LoRA to a transformer; UserError if it has no layer of a name that the LoRA is asked to adapt."""
+    """Add a LoRA to a transformer; UserError if it names layers that the transformer lacks."""
     try:
         transformer.add_adapter(lora)
     except ValueError as error:
@@ -108,7 +109,10 @@ def add_adapter(transformer: ModelMixin, lora: LoraConfig) -> None:
 
 
 def use_attention(transformer: ModelMixin, backend: str | None) -> None:
-    """Make all attention of a transformer take a backend of diffusers, by default none in particular; UserError where it cannot."""
+    """Make all attention of a transformer take a backend of diffusers; None changes nothing.
+
+    UserError where it cannot.
+    """
     if backend is None:
         return
     # diffusers passes over a processor without it, and a run would go on with another backend
@@ -117,29 +121,23 @@ def use_attention(transformer: ModelMixin, backend: str | None) -> None:
     ]
     if not all(hasattr(processor, "_attention_backend") for processor in attention):
         raise UserError(
-            f"sampling.attention: {type(transformer).__name__} has attention that takes no "
-            "backend: set it to null"
+            f"sampling.attention: {type(transformer).__name__} "
+            "has attention that takes no backend: set it to null"
         )
     try:
-        with attention_backend(
-            "native"
-        ):  # after which diffusers' default for all models is again what it was
+        # diffusers sets its default for all models, too: the block restores that
+        with attention_backend("native"):
             transformer.set_attention_backend(backend)
-    except (
-        RuntimeError,
-        ImportError,
-        ValueError,
-        OSError,
-    ) as error:  # a package or a GPU that it needs, or its download
-        raise _refused(
-            backend, f"cannot be used here ({' '.join(str(error).split())[:LONGEST]})"
-        ) from None
+    # A package or a GPU that it needs, or its download
+    except (RuntimeError, ImportError, ValueError, OSError) as error:
+        why = " ".join(str(error).split())[:LONGEST]
+        raise _refused(backend, f"cannot be used here ({why})") from None
 
 
 def check_attention(
     backend: str, device: torch.device, dtype: torch.dtype, *, masked: bool, trained: bool
 ) -> None:
-    """Try a backend of diffusers in a small call beside the native one; UserError if it computes something else.
+    """Try a backend of diffusers in a small call; UserError if it differs from the native one.
 
     masked: whether the base model masks the padding of its texts; trained: whether the gradients of
     query, key and value must be the native ones, too. Backends that only infer (`sage`) return what
@@ -147,9 +145,8 @@ def check_attention(
     """
     # Small and fixed: it must not touch the generator of the run
     draw = torch.Generator().manual_seed(0)
-    inputs = [
-        torch.randn(2, 128, 4, 64, generator=draw).to(device, dtype) for _ in range(3)
-    ]  # [N, tokens, heads, width]
+    # [N, tokens, heads, width]
+    inputs = [torch.randn(2, 128, 4, 64, generator=draw).to(device, dtype) for _ in range(3)]
     mask = torch.ones(2, 1, 1, 128, dtype=torch.bool, device=device)
     # A hole in the middle: a kernel that only cuts the end would pass otherwise
     mask[0, :, :, 40:70] = False
@@ -166,16 +163,14 @@ def check_attention(
         )
         return [made.detach(), *gradients] if trained else [made.detach()]
 
-    for given, what in (
-        ((None, ""), (mask, " under the mask of padding")) if masked else ((None, ""),)
-    ):
+    tried = [(None, ""), (mask, " under the mask of padding")] if masked else [(None, "")]
+    for given, what in tried:
         native = call("native", given)
         try:
             found = call(backend, given)
         except Exception as error:  # noqa: BLE001 - a kernel's own, whichever it is
-            raise _refused(
-                backend, f"cannot be used here{what} ({' '.join(str(error).split())[:LONGEST]})"
-            ) from None
+            why = " ".join(str(error).split())[:LONGEST]
+            raise _refused(backend, f"cannot be used here{what} ({why})") from None
         if trained and any(gradient is None for gradient in found[1:]):
             raise _refused(backend, f"returns no gradients{what}, so that nothing could be trained")
         for name, ours, theirs in zip(("attention", *["gradients"] * 3), found, native):
@@ -196,7 +191,10 @@ def _refused(backend: str, why: str) -> UserError:
 def check_gradients(
     architecture: Architecture, transformer: ModelMixin, attention: str | None
 ) -> None:
-    """Check after a backward pass that every trained weight got a gradient, but for those of no part (`Architecture.idle`); else UserError."""
+    """Check after a backward pass that every trained weight has a gradient; UserError otherwise.
+
+    Weights that have no part in the output (`Architecture.idle`) need none.
+    """
     # Qwen-Image's last block computes a text stream that nothing reads
     idle = architecture.idle(transformer.config)
     lacking = [
@@ -224,7 +222,7 @@ def allocate(transformer: torch.nn.Module, device: torch.device) -> None:
 
 
 def lora_config(architecture: Architecture, lora: LoraSettings) -> LoraConfig:
-    """Return the adapter that the settings describe, on the base model's own layers if they name none; its values are not set."""
+    """Return the adapter of the settings, by default on the base model's own layers; no values."""
     targets = list(lora.target_modules or architecture.lora_targets)
     return LoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, init_lora_weights=False
@@ -247,7 +245,7 @@ def read_lora(
 
 @torch.no_grad()
 def draw_lora(transformer: ModelMixin, rank: int, generator: torch.Generator) -> None:
-    """Set a new adapter's values: its first matrix normal with a deviation of 1 / rank, its second zero.
+    """Set a new adapter's values: its first matrix normal with std 1 / rank, its second zero.
 
     So it changes nothing yet. The values depend only on the generator, not on the number of
     processes.
@@ -272,12 +270,12 @@ def parallelize(
     processes: ProcessGroup,
     device: torch.device,
 ) -> None:
-    """Compile and shard the transformer in place, as `training.parallel` says; it has no data yet, or is on its device.
+    """Compile and shard the transformer in place, as `training.parallel` says.
 
-    blocks: those of the transformer that are compiled and sharded one by one; dtype: of the
-    computation and of gathered weights; masters and gradients keep the parameters' dtype; device:
-    where the weights will be. UserError if the number of processes is not a multiple of
-    `shard_size`.
+    It has no data yet, or is on its device. blocks: those of the transformer that are compiled and
+    sharded one by one; dtype: of the computation and of gathered weights; masters and gradients
+    keep the parameters' dtype; device: where the weights will be. UserError if the number of
+    processes is not a multiple of `shard_size`.
     """
     # Blocks, not the model: one graph serves all blocks of a kind
     if settings.compile:
@@ -313,10 +311,11 @@ def apply_fsdp(
     device: torch.device,
     shard_size: int | None = None,
 ) -> None:
-    """Shard every block and the layers around them over all processes, or over groups of `shard_size` with a copy each (hybrid).
+    """Shard every block and the layers around them over all processes.
 
-    Gradients are means over all processes, summed in float32. Inputs are not cast: sigma reaches
-    the model in float32, and autocast decides what is computed in `dtype`.
+    With `shard_size`, over groups of that many, each with a copy (hybrid). Gradients are means over
+    all processes, summed in float32. Inputs are not cast: sigma reaches the model in float32, and
+    autocast decides what is computed in `dtype`.
     """
     size = torch.distributed.get_world_size()
     shape: tuple[int, ...] = (size,)
@@ -337,7 +336,7 @@ def apply_fsdp(
 
 
 def reduce_gradients(transformer: torch.nn.Module, now: bool) -> None:
-    """Set whether the next backward pass sums its gradients over the processes, or leaves that to a later pass (unsharded)."""
+    """Set whether the next backward pass sums gradients over processes, or keeps them unsharded."""
     if isinstance(transformer, FSDPModule):
         transformer.set_requires_gradient_sync(now)
 
@@ -356,8 +355,8 @@ def reshard(transformer: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def refresh(replica: torch.nn.Module, transformer: torch.nn.Module) -> None:
-    """Copy sharded weights into an unsharded replica of the same layout, gathering one at a time; collective."""
-    # Or the root would be copied as it is gathered, in the dtype of the computation
+    """Copy sharded weights into an unsharded replica, gathering one at a time; collective."""
+    # First, or the root would be copied as it is gathered, in the dtype of the computation
     reshard(transformer)
     for copy, parameter in zip(replica.parameters(), transformer.parameters()):
         copy.copy_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter)

@@ -1,4 +1,4 @@
-"""Loads a base model as a velocity field, evaluates it under a batch of prompts, decodes its latents to images, and saves it."""
+"""A base model as a policy: loads it, gives its velocity field, decodes its latents, saves it."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
-from peft import get_peft_model_state_dict
+from peft import LoraConfig, get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import MASK, Architecture
@@ -50,7 +50,7 @@ SNAPSHOTS = "snapshots"  # the folder, within a run's, with the weights of earli
 
 
 def snapshot(run: Path, checkpoint: str | int) -> Path:
-    """Return the folder with the weights of a run's checkpoint (`final` or the number of an iteration), for `Policy.load`."""
+    """Return the folder of a run's weights for `Policy.load`: `final`, or those of an iteration."""
     return run if checkpoint == "final" else run / SNAPSHOTS / f"{checkpoint:06d}"
 
 
@@ -81,13 +81,8 @@ class Policy:
     ):
         self.architecture = architecture
         self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
-        self.height, self.width, self.guidance, self.dtype, self.device = (
-            height,
-            width,
-            guidance,
-            dtype,
-            torch.device(device),
-        )
+        self.height, self.width, self.guidance = height, width, guidance
+        self.dtype, self.device = dtype, torch.device(device)
         self.runtime, self.attention, self.quantize = runtime, attention, quantize
         # Before the check: a backend that this model cannot take has its own message
         use_attention(transformer, attention)
@@ -101,16 +96,15 @@ class Policy:
         longest = architecture.longest_side(transformer.config)
         if longest and max(height, width) > longest * self.vae_factor:
             raise UserError(
-                f"height and width of images are at most {longest * self.vae_factor} for this "
-                f"{architecture.label}, got {height}x{width}"
+                f"height and width of images are at most {longest * self.vae_factor} "
+                f"for this {architecture.label}, got {height}x{width}"
             )
         self.rows, self.columns = height // self.vae_factor, width // self.vae_factor
         self.unpacked_shape = architecture.latent_shape(vae.config, self.rows, self.columns)
         self.image_tokens = self.rows * self.columns // 4
         self._base: ModelMixin | None = None
-        self._start: list[torch.Tensor] | None = (
-            None  # of a LoRA that training goes on from, for `base_velocity`
-        )
+        # Of a LoRA that training goes on from, for `base_velocity`
+        self._start: list[torch.Tensor] | None = None
         self._replica: ModelMixin | None = None
         self._positions = architecture.positions(self.rows, self.columns, self.device)
 
@@ -124,15 +118,8 @@ class Policy:
         weights replace the base's or whose LoRA is added to them; settings: those of Policy.
         UserError if the files do not hold the model's weights.
         """
-        device, dtype = (
-            torch.device(settings.get("device", "cpu")),
-            settings.get("dtype", torch.float32),
-        )
-        architecture, base, quantized = (
-            read_architecture(pipeline),
-            pipeline / "transformer",
-            settings.get("quantize"),
-        )
+        device = torch.device(settings.get("device", "cpu"))
+        architecture, base = read_architecture(pipeline), pipeline / "transformer"
         place, lora = weights_in(run) if run else (base, False)
         weights = base if lora else place
         home = weights if weights.is_dir() else weights.parent
@@ -142,11 +129,11 @@ class Policy:
             architecture,
             weights,
             device,
-            dtype,
+            settings.get("dtype", torch.float32),
             trained=False,
             config=config,
             runtime=runtime,
-            quantized=quantized,
+            quantized=settings.get("quantize"),
         )
         if lora:
             # Added, not merged: who draws images may choose its strength
@@ -174,8 +161,7 @@ class Policy:
         depend on `seed` alone, and the base's weights stay in the computation's dtype. base: also
         keep the model before training, for `base_velocity`; without a LoRA this is a second set of
         weights, in the computation's dtype. start: weights in place of the base's, or a LoRA that
-        is merged into them, or whose values a new LoRA gets: then this is the model before
-        training.
+        is merged into them or gives a new LoRA its values; then this is the model before training.
         """
         if (backend := settings.get("attention")) in WITHOUT_BACKWARD:
             raise UserError(
@@ -183,17 +169,10 @@ class Policy:
                 "whose gradients are not numbers (numerics/cuda.py): set it to null"
             )
         # The trained weights, or a new LoRA on frozen ones
-        device, dtype = (
-            torch.device(settings.get("device", "cpu")),
-            settings.get("dtype", torch.float32),
-        )
+        device = torch.device(settings.get("device", "cpu"))
+        dtype = settings.get("dtype", torch.float32)
         architecture, folder = read_architecture(pipeline), pipeline / "transformer"
-        place, of_lora = weights_in(start) if start else (folder, False)
-        if lora and start and not of_lora:
-            raise UserError(
-                "training.start: are whole weights, and training.lora a LoRA on those of the base "
-                "model: set it to null"
-            )
+        place, of_lora = _start_of(start, lora) if start else (folder, False)
         # Spread while it has no data: no process ever holds the whole model
         spread = lambda transformer: parallelize(
             transformer, architecture.blocks(transformer), parallel, dtype, processes, device
@@ -208,39 +187,23 @@ class Policy:
             runtime=runtime,
         )
         adapter = lora and lora_config(architecture, lora)
-        transformer = load(
-            dtype=dtype if lora else torch.float32,
-            trained=True,
-            lora=adapter,
-            quantized=settings.get("quantize"),
-        )
+        kept, quantize = dtype if lora else torch.float32, settings.get("quantize")
+        transformer = load(dtype=kept, trained=True, lora=adapter, quantized=quantize)
         started = read_lora(architecture, transformer, place) if of_lora else None
-        if adapter and started:
-            set_values(transformer, started, adapter)
-        elif lora:
-            # From its own generator, so that the base model or the number of processes changes no
-            # LoRA
-            draw_lora(transformer, lora.rank, generator("adapter", seed))
-        elif started:
-            merge(transformer, started)
-        policy = cls(
-            architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings
-        )
+        _set_start(transformer, started, adapter, seed)
+        vae = _vae(architecture, pipeline)
+        policy = cls(architecture, transformer, vae, runtime=runtime, **settings)
         if base and not lora:
             policy._keep_reference(load(dtype=dtype, trained=False), started)
         elif base and started:  # a new LoRA at zero is the model before training already
-            policy._start = [
-                parameter.detach().clone() for parameter in policy.trained_parameters().values()
-            ]
+            policy._start = _values(policy)
         if parallel.replica and processes.size > 1:
-            replica = empty_transformer(
-                architecture, folder, dtype, trained=False, lora=adapter
-            ).requires_grad_(False)
-            policy._keep_replica(replica, dtype, device, parallel.compile)
+            replica = empty_transformer(architecture, folder, dtype, trained=False, lora=adapter)
+            policy._keep_replica(replica.requires_grad_(False), dtype, device, parallel.compile)
         return policy
 
     def _keep_reference(self, reference: ModelMixin, started: dict[str, Matrices] | None) -> None:
-        """Keep the model before training, in the dtype of the computation: it is only asked for velocities."""
+        """Keep the model before training, in the computation's dtype: it only gives velocities."""
         if started:
             merge(reference, started)
         self._base = reference.eval()
@@ -265,7 +228,7 @@ class Policy:
         return bool(getattr(self.transformer, "peft_config", None))
 
     def check_attention(self, trained: bool) -> None:
-        """Check that the backend that was chosen computes what this base model needs, and gradients if trained (`check_attention`)."""
+        """Check that the chosen backend computes what the base model needs, and its gradients."""
         if self.attention is not None:
             masked = bool(self.architecture.padded)
             self.runtime.attempt(
@@ -286,13 +249,14 @@ class Policy:
         }
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write `folder`/transformer for diffusers' `from_pretrained`, or `folder`/lora for `load_lora_weights`.
+        """Save `folder`/transformer for `from_pretrained`, or `folder`/lora to `load_lora_weights`.
 
-        dtype: of the written weights. Collective: the first process writes, the others only help to
-        gather what is sharded.
+        Both are diffusers' forms. dtype: of the written weights. Collective: the first process
+        writes, the others only help to gather what is sharded.
         """
         # Gather
         weights = {}
+        # After a forward without gradients the root is gathered, in the computation's dtype
         reshard(self.transformer)
         rank = dist.get_rank() if dist.is_initialized() else 0
         for name, parameter in self.trained_parameters().items():
@@ -304,8 +268,7 @@ class Policy:
             return
         # Write, a LoRA alone
         if self.has_lora:
-            # diffusers' own writing has another order of a set, and of two entries of metadata, in
-            # every process
+            # diffusers' own metadata orders a set and two entries differently in every process
             about = {
                 f"transformer.{key}": value
                 for key, value in self.transformer.peft_config["default"].to_dict().items()
@@ -322,33 +285,30 @@ class Policy:
                 ),
             )
             return
-        # Write a model of the same configuration around the weights: the trained one may be sharded
-        # or compiled
+        # Write a model of the same configuration: the trained one may be sharded or compiled
         with torch.device("meta"):
             whole = self.architecture.transformer.from_config(self.transformer.config)
-        # on every process whole
+        # Whole on every process
         buffers = {name: buffer.cpu() for name, buffer in self.transformer.named_buffers()}
         whole.load_state_dict(weights | buffers, assign=True)
         whole.save_pretrained(folder / "transformer")
 
     def noise(self, generator: torch.Generator, count: int | None = None) -> torch.Tensor:
-        """Draw standard normal latents [...] as the transformer takes them, or [count, ...]; drawn as diffusers draws them."""
+        """Draw standard normal latents [...] as the transformer takes them, or [count, ...]."""
         # On the CPU, then packed: the same numbers as diffusers draws, on every device
         unpacked = torch.randn((count or 1, *self.unpacked_shape), generator=generator)
         packed = self.architecture.pack(unpacked).to(self.device)
         return packed if count else packed[0]
 
     def cut(self, conditioning: Conditioning, processes: ProcessGroup = ALONE) -> Conditioning:
-        """Leave out the padding behind the longest of these prompts, and the mask if none is shorter: attention costs less without.
+        """Cut the padding behind the longest of these prompts; drop the mask if none is shorter.
 
-        Collective: of all processes together, so that any number of them computes the same. Cut
-        once for all that must compute alike, as a rollout and its update. Base models that attend
-        to their padding keep it.
+        Attention costs less without it. Collective: of all processes together, so that any number
+        of them computes the same. Cut once for all that must compute alike, as a rollout and its
+        update. Base models that attend to their padding keep it.
         """
-        padded, negative = (
-            self.architecture.padded,
-            conditioning.negative if self.forward_evals > 1 else None,
-        )
+        padded = self.architecture.padded
+        negative = conditioning.negative if self.forward_evals > 1 else None
         # What attends to its padding was trained with it, and computes other images without
         if not padded or MASK not in conditioning.tensors:
             return conditioning
@@ -368,10 +328,10 @@ class Policy:
         return Conditioning(cut(conditioning.tensors), negative, min(every) == max(every), length)
 
     def batch_size(self, tokens: int, conditioning: Conditioning) -> int:
-        """Return how many latents of these prompts fit into a call of `tokens` image and text tokens; at least 1.
+        """Return how many latents of these prompts fit into a call of `tokens` tokens; at least 1.
 
-        Padding that was left out counts, so that it is the same number for all prompts, and on all
-        processes.
+        Tokens of image and text. Padding that was cut counts, so that the number is the same for
+        all prompts and on all processes.
         """
         # Of the padded length: a batch of another size rounds differently
         of_one = self.image_tokens + (
@@ -381,24 +341,22 @@ class Policy:
 
     @property
     def forward_evals(self) -> int:
-        """Return the forward evaluations (NFE) of the velocity of one latent: two with classifier-free guidance."""
+        """Return the forward evaluations (NFE) per latent: two with classifier-free guidance."""
         return self.architecture.forward_evals(self.guidance)
 
     def keep_base(self) -> None:
-        """Keep a copy of the current transformer for `base_velocity`, if there is none yet; do nothing for a LoRA."""
+        """Keep a copy of the transformer for `base_velocity`, once; a LoRA needs none."""
         if self._base is None and not self.has_lora:
             self._base = copy.deepcopy(self.transformer).eval().requires_grad_(False)
 
     def use_base(self, base: "Path | Policy") -> None:
-        """Set the base for `base_velocity` if trained weights were loaded: from a pipeline's folder, or a loaded policy.
+        """Set the base for `base_velocity` of loaded weights: a pipeline's folder, or a policy.
 
-        A LoRA's is the same weights with it at zero, or as the policy to train that is given here
-        begins.
+        A LoRA's base is the same weights with the LoRA at zero, or with the initial values that a
+        policy to train with a LoRA has.
         """
         if self.has_lora and isinstance(base, Policy) and base.has_lora:
-            self._start = [
-                parameter.detach().clone() for parameter in base.trained_parameters().values()
-            ]
+            self._start = _values(base)
         if not self.has_lora:
             if isinstance(base, Path):
                 folder = base / "transformer"
@@ -417,7 +375,10 @@ class Policy:
                 self._base = base.transformer
 
     def base_velocity(self, conditioning: Conditioning) -> Velocity:
-        """Return the velocity field of the model before training: a LoRA's is the same weights with the LoRA at zero, or as it began."""
+        """Return the velocity field of the model before training.
+
+        A LoRA's is the same weights with the LoRA at zero, or as it began.
+        """
         if not self.has_lora:
             return self._velocity(self._base, conditioning)
         adapted = self.velocity(conditioning)
@@ -430,7 +391,7 @@ class Policy:
                 unscale_lora_layers(self.transformer, 0.0)
 
         def as_it_began(*arguments: torch.Tensor) -> torch.Tensor:
-            now = [parameter.data.clone() for parameter in self.trained_parameters().values()]
+            now = _values(self)
             self._set_trained(self._start or [])
             try:
                 return adapted(*arguments)
@@ -441,7 +402,10 @@ class Policy:
         return as_it_began if self._start else at_zero
 
     def _set_trained(self, values: Sequence[torch.Tensor]) -> None:
-        """Set the trained parameters, unseen by autograd: a backward pass comes when they are again what they were."""
+        """Set the trained parameters, unseen by autograd.
+
+        Any backward pass comes when they have their values again.
+        """
         for parameter, value in zip(self.trained_parameters().values(), values):
             # data: an in-place change that autograd saw would forbid the backward pass
             parameter.data.copy_(value)
@@ -452,7 +416,7 @@ class Policy:
             refresh(self._replica, self.transformer)
 
     def sampling_velocity(self, conditioning: Conditioning) -> Velocity:
-        """Return the field to sample with, without gradients: that of the replica if there is one, else as `velocity`."""
+        """Return the velocity field to sample with, without gradients: the replica's, if any."""
         return self._velocity(
             self._replica if self._replica is not None else self.transformer, conditioning
         )
@@ -516,7 +480,7 @@ class Policy:
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, max_batch: int) -> torch.Tensor:
-        """Decode clean latents [N, ...] as the transformer takes them to images [N, 3, height, width], float32 in [0, 1]."""
+        """Decode clean latents [N, ...] to images [N, 3, height, width], float32 in [0, 1]."""
         decode = partial(self.architecture.decode, self.vae)
         with self.runtime.phase("decode"):
             latents = self.architecture.unpack(latents, self.rows, self.columns)
@@ -528,8 +492,40 @@ class Policy:
 
 
 def policy_settings(drawn: Mapping[str, Any], device: torch.device, **size: int) -> dict[str, Any]:
-    """Return the settings of a Policy: `SamplingSettings.drawn`, and the size of images in pixels."""
+    """Return the settings of a Policy: `SamplingSettings.drawn`, and the size in pixels."""
     return {**drawn, "dtype": DTYPES[drawn["dtype"]], "device": device, **size}
+
+
+def _values(policy: Policy) -> list[torch.Tensor]:
+    """Copy the trained parameters."""
+    return [parameter.detach().clone() for parameter in policy.trained_parameters().values()]
+
+
+def _start_of(start: Path, lora: LoraSettings | None) -> tuple[Path, bool]:
+    """Find the weights to start from, tell if they are a LoRA's; UserError if not for `lora`."""
+    place, of_lora = weights_in(start)
+    if lora and not of_lora:
+        raise UserError(
+            "training.start: are whole weights, and training.lora a LoRA on those of the base "
+            "model: set it to null"
+        )
+    return place, of_lora
+
+
+def _set_start(
+    transformer: ModelMixin,
+    started: dict[str, Matrices] | None,
+    adapter: LoraConfig | None,
+    seed: int,
+) -> None:
+    """Set `started` as the adapter's values, or merged without one; else draw values."""
+    if adapter and started:
+        set_values(transformer, started, adapter)
+    elif adapter:
+        # From its own generator: neither base model nor number of processes changes a LoRA
+        draw_lora(transformer, adapter.r, generator("adapter", seed))
+    elif started:
+        merge(transformer, started)
 
 
 def _vae(architecture: Architecture, pipeline: Path) -> ModelMixin:

@@ -1,4 +1,4 @@
-"""Keeps the frozen weights under a LoRA in 8 or 4 bits; every call restores those of one layer at a time, forward and backward."""
+"""Frozen weights under a LoRA in 8 or 4 bits; every call restores those of one layer at a time."""
 
 from collections.abc import Iterable
 from statistics import NormalDist
@@ -7,16 +7,16 @@ from typing import Literal
 import torch
 
 Kind = Literal["int8", "nf4"]
-BITS: dict[Kind, float] = {
-    "int8": 8,
-    "nf4": 4.5,
-}  # of a weight; nf4 with its share of a scale. int8 has a scale for each output
+# Bits of a weight; nf4 with its share of a scale, int8 has a scale for each output
+BITS: dict[Kind, float] = {"int8": 8, "nf4": 4.5}
 BLOCK = 64  # weights of NF4 that share a scale
-RESTORING = 12  # bytes for each weight of the layer that is restored: its levels, the product in float32, and its dtype
+# Bytes for each weight of the layer that is restored: levels, the product in float32, its dtype
+RESTORING = 12
 
 
 def _nf4_levels() -> tuple[float, ...]:
-    end = 0.9677083  # eight quantiles above 0 and seven below it: QLoRA's equation 4, with the ends that its appendix E prints
+    # Eight quantiles above 0, seven below: QLoRA's equation 4, with the ends of its appendix E
+    end = 0.9677083
     quantiles = lambda count: [
         NormalDist().inv_cdf(end + (0.5 - end) * i / count) for i in range(count)
     ]
@@ -29,11 +29,11 @@ NF4_LEVELS = _nf4_levels()
 
 
 class QuantizedLinear(torch.nn.Linear):
-    """A linear layer with frozen weights in `kind`; it computes with what they stand for, in the dtype that they had.
+    """A linear layer with frozen weights in `kind`; it computes with the weights restored.
 
-    int8: round(w / s), with s = max |w| / 127 of each output. nf4: the nearest of 16 levels times s
-    = max |w| of 64 weights in a row (4-bit NormalFloat, QLoRA, arXiv 2305.14314, without its double
-    quantization).
+    They have their dtype again. int8: round(w / s), with s = max |w| / 127 of each output. nf4: the
+    nearest of 16 levels times s = max |w| of 64 weights in a row (4-bit NormalFloat, QLoRA, arXiv
+    2305.14314, without its double quantization).
     """
 
     def __init__(self, layer: torch.nn.Linear, kind: Kind, device: torch.device):
@@ -47,7 +47,7 @@ class QuantizedLinear(torch.nn.Linear):
         self.weight = torch.nn.Parameter(codes, requires_grad=False)
         self.scales = torch.nn.Parameter(scales, requires_grad=False)
         levels = torch.tensor(NF4_LEVELS, device=device)
-        # the two levels that each byte stands for
+        # The two levels that each byte stands for
         self.register_buffer(
             "pairs",
             torch.stack([levels.repeat_interleave(16), levels.repeat(16)], 1),
@@ -73,7 +73,7 @@ class QuantizedLinear(torch.nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """Compute a layer's output; its backward restores the weights again, so that they are not kept until then."""
+    """A layer's output; the backward pass restores the weights again, so that they are not kept."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
@@ -92,7 +92,7 @@ def quantize(
     kind: Kind,
     device: torch.device,
 ) -> None:
-    """Replace the frozen linear layers of the blocks, one after the other, and move the transformer to `device`.
+    """Replace the frozen linear layers of the blocks one by one; move the transformer to `device`.
 
     So the device never holds more than the quantized weights and one layer. Layers around the
     blocks keep their dtype.
@@ -105,7 +105,7 @@ def quantize(
 def frozen_layers(
     blocks: Iterable[torch.nn.Module],
 ) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
-    """Return the linear layers of the blocks without gradients (not a LoRA's own), each with the module that has it, and its name."""
+    """Return (module, name, layer) of the blocks' linear layers without gradients, not a LoRA's."""
     modules = [module for block in blocks for module in block.modules()]
     return [
         (module, name, layer)
@@ -116,11 +116,13 @@ def frozen_layers(
 
 
 def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # clamp_min: a row of zeros would be divided by 0
     scales = weight.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
     return (weight / scales).round().to(torch.int8), scales
 
 
 def _nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # Padded with zeros, which `restored` cuts off: weights need not fill the last block
     blocks = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     levels = torch.tensor(NF4_LEVELS, device=weight.device)

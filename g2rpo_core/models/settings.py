@@ -8,15 +8,15 @@ from g2rpo_core.foundation.settings import Count, Different, Scale, Settings
 
 
 class LoraSettings(Settings):
-    """A low-rank adapter (LoRA, arXiv 2106.09685) of the transformer: rank, scale alpha / rank, and the layers that get one."""
+    """A low-rank adapter (LoRA, arXiv 2106.09685) of the transformer."""
 
-    rank: int = Field(gt=0, le=2**16, description="of the adapter")
-    alpha: Scale = Field(description="the adapter is scaled by alpha / rank")
+    rank: int = Field(gt=0, le=2**16, description="Rank of the adapter.")
+    alpha: Scale = Field(description="The adapter is scaled by alpha / rank.")
     target_modules: Annotated[tuple[str, ...], Different, Field(min_length=1)] | None = Field(
         None,
         description=(
-            "ends of module names; null: the attention projections, "
-            "as the base model's published recipe has them"
+            "Ends of module names; null: the attention projections, "
+            "as in the base model's published recipe."
         ),
     )
 
@@ -24,22 +24,22 @@ class LoraSettings(Settings):
 class ParallelSettings(Settings):
     """How a model that is too large or too slow for one GPU is trained."""
 
-    compile: bool = Field(False, description="compile every block")
+    compile: bool = Field(False, description="Compile every block.")
     shard_size: Count | None = Field(
         None,
         description=(
-            "processes that share one copy of the weights; null, or more than there are: "
-            "all of them"
+            "Processes that share one copy of the weights; "
+            "null, or more than there are: all of them."
         ),
     )
     replica: bool = Field(
         False,
-        description="a whole copy of the weights for rollouts, in the dtype of the computation",
+        description="Keep a whole copy of the weights for rollouts, in the computation's dtype.",
     )
     reduce: Literal["update", "call"] = Field(
         "update",
         description=(
-            "sum gradients over the processes once per update, with unsharded float32 gradients on "
-            "every GPU until then, or in every call"
+            "`update`: sum gradients over the processes once per update, with unsharded float32 "
+            "gradients on every GPU until then; `call`: sum them in every call."
         ),
     )

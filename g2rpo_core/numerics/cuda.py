@@ -9,17 +9,17 @@ import torch
 
 from g2rpo_core.numerics import driver
 
-WITHOUT_BACKWARD = (
-    "_native_cudnn",
-)  # attention of diffusers with which nothing can be trained: see `prepare`
+# Attention of diffusers with which nothing can be trained, see `prepare`
+WITHOUT_BACKWARD = ("_native_cudnn",)
 
 
 def prepare(device: torch.device) -> torch.device:
-    """Prepare this process to compute on a device, and return it; called wherever a process learns its device.
+    """Prepare this process to compute on a device, and return it.
 
-    On an H100 PyTorch prefers cuDNN's attention. In FLUX's blocks its backward gave gradients that
-    were NaN, or read memory that is not its own (torch 2.11.0, cuDNN 9.19, 26 November 2026); with
-    flash and memory-efficient attention gradients were those of the plain formula.
+    Called wherever a process learns its device. On an H100 PyTorch prefers cuDNN's attention. In
+    FLUX's blocks its backward gave gradients that were NaN, or read memory that is not its own
+    (torch 2.11.0, cuDNN 9.19, 26 November 2026); with flash and memory-efficient attention
+    gradients were those of the plain formula.
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -44,7 +44,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> tuple[int, int] | None:
-    """Return the bytes that tensors took at most, and those that the allocator held at most; None for a CPU."""
+    """Return the most bytes that tensors took and that the allocator held; None for a CPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)

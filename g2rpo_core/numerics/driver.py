@@ -1,7 +1,8 @@
-"""Find this machine's NVIDIA driver, and say which of PyTorch's builds it runs. Only the standard library: `make env` asks before there is more.
+"""Finds this machine's NVIDIA driver, and says which of PyTorch's builds it runs.
 
-Oldest drivers: NVIDIA, "CUDA Compatibility", minor-version compatibility, table 1. Within CUDA 12
-or 13 an older driver runs a newer toolkit's programs.
+It needs the standard library alone: `make env` asks before there is more. Oldest drivers: NVIDIA,
+"CUDA Compatibility", minor-version compatibility, table 1. Within CUDA 12 or 13 an older driver
+runs a newer toolkit's programs.
 """
 
 import re
@@ -19,7 +20,7 @@ QUERY = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
 
 
 def find_version(says: Path = SAYS) -> str | None:
-    """Return the version of the driver as in `580.159.04`, from the file in which its module says it, or from nvidia-smi; None without one."""
+    """Return the driver's version, such as `580.159.04`, from its module or nvidia-smi; or None."""
     try:
         text = says.read_text(errors="replace")
     except OSError:  # WSL has no such file
@@ -32,7 +33,7 @@ def find_version(says: Path = SAYS) -> str | None:
 
 
 def fitting_build(driver: str | None) -> str:
-    """Return the newest build of torch that a driver runs; `cpu` where there is none, or none for it."""
+    """Return the newest build of torch that a driver runs; `cpu` if there is none."""
     return next(
         (BUILDS[cuda] for cuda, oldest in OLDEST.items() if driver and _major(driver) >= oldest),
         "cpu",
@@ -40,7 +41,7 @@ def fitting_build(driver: str | None) -> str:
 
 
 def oldest_driver(cuda: str) -> int:
-    """Return the oldest driver for programs of a CUDA version such as `13.0`; that of the newest known one for a newer one."""
+    """Return the oldest driver for a CUDA version such as `13.0`; for a newer one the newest."""
     return OLDEST.get(_major(cuda), max(OLDEST.values()))
 
 
@@ -50,7 +51,7 @@ def needs(torch: str, cuda: str | None) -> str:
 
 
 def why_no_gpu(torch: str, cuda: str | None, driver: str | None) -> str:
-    """Return why this torch, built for this CUDA or for none, finds no GPU beside this driver, and the command that mends it."""
+    """Return why this torch, for this CUDA or none, finds no GPU, and the command that mends it."""
     build, needed = fitting_build(driver), needs(torch, cuda)
     if driver is None:
         return "there is no NVIDIA driver" + (f", and {needed}" if needed else "")

@@ -1,7 +1,7 @@
-"""Pins the instructions that numpy and torch compute with: environment variables, which act if they are set before both are imported.
+"""Pins the instructions that numpy and torch compute with, by environment variables.
 
-Libraries choose their code by processor, and the order of sums with it. These pins leave one choice
-for all processors with AVX2.
+They act if they are set before both are imported. Libraries choose their code by processor, and the
+order of sums with it. These pins leave one choice for all processors with AVX2.
 """
 
 import os
@@ -32,9 +32,10 @@ NEEDED = ("avx2", "fma")  # as the kernel names them
 
 
 def pin_profile(name: str | None) -> None:
-    """Set the pins if the profile asks for portable numerics and this processor can; says nothing of a profile that cannot be read.
+    """Set the pins if the profile asks for portable numerics and this processor can.
 
-    name: by default the profile of params.yaml. To be called before numpy and torch are imported.
+    Silent on a profile that cannot be read. name: by default the profile of params.yaml. To be
+    called before numpy and torch are imported.
     """
     try:
         profile = name or read_chain(Path("params.yaml")).data.get("profile")

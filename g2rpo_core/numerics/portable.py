@@ -1,11 +1,12 @@
-"""Replaces what no pin makes portable: torch's matrix products and square roots on the CPU, and its logarithm of float64, by numpy's.
+"""Replaces by numpy's what no pin makes portable in torch on the CPU.
 
-MKL, which torch's wheels link, has one code path for each vendor; only its COMPATIBLE mode (SSE2, a
-fifth of the speed) is the same on all. numpy's OpenBLAS runs its Haswell kernels wherever
-OPENBLAS_CORETYPE asks for them. MKL's square root and logarithm start from an approximation that
-every vendor makes in its own way; numpy's root is that of IEEE 754. The logarithm of float32 comes
-out the same all the same: so did each of the 33 million values from 1/4 to 2 and from 2^-8 to 2^-7.
-`torch.log2` and `torch.atan` do not; nothing here uses them.
+These are matrix products, square roots, and the logarithm of float64. MKL, which torch's wheels
+link, has one code path for each vendor; only its COMPATIBLE mode (SSE2, a fifth of the speed) is
+the same on all. numpy's OpenBLAS runs its Haswell kernels wherever OPENBLAS_CORETYPE asks for them.
+MKL's square root and logarithm start from an approximation that every vendor makes in its own way;
+numpy's root is that of IEEE 754. The logarithm of float32 comes out the same all the same: so did
+each of the 33 million values from 1/4 to 2 and from 2^-8 to 2^-7. `torch.log2` and `torch.atan` do
+not; nothing here uses them.
 """
 
 import os
@@ -21,12 +22,12 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.pins import PINS, Numerics, are_set, processor_problem
 
 REAL = (torch.float32, torch.float64)
-# the replaced operations, which act as long as this lives; empty until `install`
+# The replaced operations, which act as long as this lives; empty until `install`
 _library: list[torch.library.Library] = []
 
 
 def use(numerics: Numerics) -> None:
-    """Compute by a profile's setting from now on; UserError if portable numerics are asked for and cannot be had."""
+    """Compute by a profile's setting from now on; UserError if portable numerics cannot be had."""
     if numerics == "native":
         return
     if numerics == "deterministic":
@@ -56,16 +57,15 @@ def in_use() -> Numerics:
 
 
 def use_deterministic() -> None:
-    """Make a GPU add in one order, so that it computes the same bits each time; to be called before CUDA starts."""
+    """Make GPU runs bitwise deterministic: sums in one order; to be called before CUDA starts."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # for who reads memory that nobody wrote
-    )
+    # Only for code that reads memory that nobody wrote
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def install() -> None:
-    """Replace the operations for this process; autograd stays torch's. Does nothing the second time."""
+    """Replace the operations for this process, once; autograd stays torch's."""
     if _library:
         return
     library = torch.library.Library("aten", "IMPL")
@@ -118,7 +118,7 @@ def _sum(before: Any) -> Callable:
 
 
 def _function(of_numpy: np.ufunc, dtypes: tuple, before: Any, in_place: bool = False) -> Callable:
-    """Make a function of each value, and its form in place; before: the kernel of all other dtypes."""
+    """Make a function of each value, also in place; before: the kernel of all other dtypes."""
 
     def function(keys, x):
         if x.dtype not in dtypes:
@@ -140,5 +140,6 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
-    """Return numpy's view of a tensor's memory. `Tensor.numpy` would forbid FSDP to free that memory later."""
+    """Return numpy's view of a tensor's memory."""
+    # Not Tensor.numpy, which would forbid FSDP to free that memory later
     return np.from_dlpack(x.detach())

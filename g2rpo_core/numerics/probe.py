@@ -1,4 +1,4 @@
-"""Hashes a few operations of every kind that this project computes with: two machines with equal hashes come to equal results."""
+"""Hashes operations of every kind used here: machines with equal hashes get equal results."""
 
 import hashlib
 import os
@@ -29,12 +29,12 @@ class Sizes(NamedTuple):
 
 
 SMALL = Sizes(112, 2)
-# those of a fit of profile `tiny`: 128 texts and images of 28 tokens, 16 images of 32 x 32 pixels
+# Those of a fit of profile `tiny`: 128 texts and images of 28 tokens, 16 images of 32 x 32 pixels
 TRUE = Sizes(3584, 16)
 
 
 def check_machine() -> str:
-    """Say in one line whether this machine computes the committed bits: the probe in a process of its own, with the pins."""
+    """Say whether this machine computes the committed bits: the probe, pinned, in a new process."""
     if problem := processor_problem():
         return f"portable numerics: {problem}; results here have other bits than the committed ones"
     command = [sys.executable, "-m", "g2rpo_core.numerics.probe"]
@@ -51,7 +51,7 @@ def check_machine() -> str:
 
 
 def describe_numerics() -> str:
-    """Return this process's numerics for a report: with the probe's hash where that is the same on every machine."""
+    """Return this process's numerics for a report, with the probe's hash if they are portable."""
     return f"numerics {portable.in_use()}" + (
         f" (probe {fingerprint()})" if portable.in_use() == "portable" else ""
     )
@@ -99,7 +99,7 @@ def with_gradients(
 
 
 def operations(sizes: Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the name of every operation, and a function that computes it, with gradients where training needs them."""
+    """Yield every operation's name, and a function that computes it with the gradients needed."""
     yield from _products(sizes)
     yield from _images(sizes)
     yield from _attention_and_norms(sizes)

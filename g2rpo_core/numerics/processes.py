@@ -17,21 +17,20 @@ from g2rpo_core.numerics.portable import in_use
 
 PACKAGES = ("torch", "numpy", "transformers", "diffusers")
 INSTRUCTIONS = ("avx2", "fma", "avx512f")  # by which sums run in another order
-NUMBERS = {
-    "vendor": "vendor_id",
-    "family": "cpu family",
-    "model": "model",
-}  # ours -> Linux's, in /proc/cpuinfo
+# Our names -> Linux's, in /proc/cpuinfo
+NUMBERS = {"vendor": "vendor_id", "family": "cpu family", "model": "model"}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-LAUNCHER = "G2RPO_LAUNCHER"  # in the environment of processes that the launcher of this project started: its number
+# In the environment of processes that this project's launcher started: its number
+LAUNCHER = "G2RPO_LAUNCHER"
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Make this process, on Linux, die when its parent ends, however that ends; otherwise it would hang and keep its memory.
+    """Make this process, on Linux, die when its parent ends, however that ends.
 
-    parent: the process that must be its parent; None: whichever is, such as a shell, srun, mpirun
-    or a container's first process. If the parent ended before this call, the system has given this
-    process another one: it says so, and ends with status 1.
+    Otherwise it would hang and keep its memory. parent: the process that must be its parent; None:
+    whichever is, such as a shell, srun, mpirun or a container's first process. If the parent ended
+    before this call, the system has given this process another one: it says so, and ends with
+    status 1.
     """
     if sys.platform == "linux":
         parent = parent or os.getppid()
@@ -47,7 +46,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def device_of(word: str | None) -> torch.device:
-    """Return the device that a user named as torch does, or by default a GPU if there is one, else the CPU.
+    """Return the device that a user named as torch does; by default a GPU, if any, or the CPU.
 
     UserError if torch knows no such device, or finds none here.
     """
@@ -65,7 +64,7 @@ def device_of(word: str | None) -> torch.device:
 
 
 def describe_machine() -> dict[str, object]:
-    """Return what timings and the last digits of results depend on: the processor or GPU, threads, numerics, and versions."""
+    """Return what timings and last digits depend on: hardware, threads, numerics and versions."""
     device = (
         torch.cuda.get_device_name()
         if torch.cuda.is_available()
@@ -83,12 +82,18 @@ def describe_machine() -> dict[str, object]:
 
 
 def version_of(package: str) -> str:
-    """Return the installed version of a package; torch's with its build, which the metadata of PyPI's CUDA build lacks."""
+    """Return the installed version of a package; torch's with its build.
+
+    The metadata of PyPI's CUDA build lack that.
+    """
     return str(torch.__version__) if package == "torch" else version(package)
 
 
 def describe_processor(said: Mapping[str, str]) -> dict[str, object]:
-    """Return the name of the processor, and what Linux says of it (`pins.read_processor`): vendor, family, model, INSTRUCTIONS."""
+    """Return a processor's name, vendor, family, model and INSTRUCTIONS.
+
+    said: what Linux says of it (`pins.read_processor`).
+    """
     if not said:
         return {"name": platform.processor() or platform.machine()}
     has = said.get("flags", "").split()

@@ -1,1 +1,1 @@
-"""Reports: reads scores and training records, compares runs with intervals, and renders pages, tables and charts."""
+"""Reports: read scores and training records, compare runs with intervals, render pages."""

@@ -1,4 +1,4 @@
-"""Draws the report's charts: Vega-Lite by altair, interactive in the page, or an SVG where no script runs.
+"""The report's charts: Vega-Lite by altair, interactive in the page, an SVG without scripts.
 
 In the page, hovering shows values, and a click on a name in the legend hides the others. The page's
 style sets the colours of text and lines (`svg text`), so that they are readable on light and dark
@@ -46,15 +46,15 @@ def _methods(names: Sequence[str]) -> alt.Scale:
 def forest(
     lines: pd.DataFrame, gains: pd.DataFrame, labels: Mapping[str, str], titles: Mapping[str, str]
 ) -> dict | None:
-    """Draw gains over the base, one row per method, one panel per reward: the mean over seeds with its interval, each seed as a dot.
+    """Draw gains over the base as a forest plot: a row per method, a panel per reward.
 
-    lines: of every seed, method by method; gains: the same over seeds (`over_seeds`); labels: of
-    methods; titles: of panels, by reward. With fewer than three seeds, each seed shows its own
-    interval, over prompts. Returns None if there is nothing to show.
+    Seeds are dots, their mean a diamond with its interval. With fewer than three seeds, each seed
+    shows its own interval, over prompts. lines: of every seed, method by method; gains: the same
+    over seeds (`over_seeds`); labels: of methods; titles: of panels, by reward. Returns None if
+    there is nothing to show.
     """
     if not len(lines):
         return None
-    # Lay out the numbers of seeds and of their means
     names = [labels[name] for name in dict.fromkeys(gains.method)]
     order = [titles[name] for name in dict.fromkeys(gains.reward)]
     place = lambda line: {
@@ -65,55 +65,43 @@ def forest(
     interval = lambda line: {"low": line.low, "high": line.high} if line.known else {}
     seeds = [place(line) | {"seed": str(line.seed)} | interval(line) for line in lines_of(lines)]
     means = [place(line) | interval(line) for line in lines_of(gains) if line.known]
-    intervals = means or seeds
+    panels = [_forest_panel(title, seeds, means, names, title == order[0]) for title in order]
+    return _spec(alt.concat(*panels, columns=4, spacing=14))
 
-    # Draw a panel for each column
-    def panel(title: str) -> alt.LayerChart:
-        rows = lambda table: alt.Data(values=[row for row in table if row["column"] == title])
-        x = alt.X("gain:Q", title=None, axis=alt.Axis(format="+~g", tickCount=4))
-        y = alt.Y(
-            "method:N",
-            sort=names,
-            title=None,
-            axis=alt.Axis(labels=title == order[0], ticks=False, labelLimit=210),
-        )
-        color = alt.Color("method:N", scale=_methods(names), legend=None)
-        shown = [
-            alt.Tooltip("method:N"),
-            *(alt.Tooltip(f"{what}:Q", format="+.4f") for what in ("gain", "low", "high")),
-        ]
-        each = [*shown, alt.Tooltip("seed:N")]
-        zero = (
-            alt.Chart(alt.Data(values=[{"gain": 0}]))
-            .mark_rule(strokeDash=[3, 3], color=INK)
-            .encode(x="gain:Q")
-        )
-        bars = (
-            alt.Chart(rows([row for row in intervals if "low" in row]))
-            .mark_rule(strokeWidth=2)
-            .encode(x=alt.X("low:Q", title=None), x2="high:Q", y=y, color=color, tooltip=shown)
-        )
-        dots = (
-            alt.Chart(rows(seeds))
-            .mark_circle(size=34, opacity=0.55)
-            .encode(x=x, y=y, color=color, tooltip=each)
-        )
-        # each seed has its own interval: one below the other
-        if not means:
-            bars, dots = (layer.encode(yOffset="seed:N") for layer in (bars, dots))
-        layers = [zero, bars, dots]
-        if means:
-            layers.append(
-                alt.Chart(rows(means))
-                .mark_point(shape="diamond", filled=True, size=90, opacity=1)
-                .encode(x=x, y=y, color=color, tooltip=shown)
-            )
-        size = {"width": 220, "height": max(60, 22 * len(names))}
-        return alt.layer(*layers).properties(
-            title=alt.Title(title, anchor="start", fontSize=12), **size
-        )
 
-    return _spec(alt.concat(*map(panel, order), columns=4, spacing=14))
+def _forest_panel(
+    title: str, seeds: list[dict], means: list[dict], names: list[str], labelled: bool
+) -> alt.LayerChart:
+    """Draw the rows of one column; labelled: with the names of methods beside it."""
+    rows = lambda table: alt.Chart(
+        alt.Data(values=[row for row in table if row["column"] == title])
+    )
+    # Encodings
+    x = alt.X("gain:Q", title=None, axis=alt.Axis(format="+~g", tickCount=4))
+    axis = alt.Axis(labels=labelled, ticks=False, labelLimit=210)
+    y = alt.Y("method:N", sort=names, title=None, axis=axis)
+    color = alt.Color("method:N", scale=_methods(names), legend=None)
+    shown = [
+        alt.Tooltip("method:N"),
+        *(alt.Tooltip(f"{what}:Q", format="+.4f") for what in ("gain", "low", "high")),
+    ]
+    # Layers
+    zero = alt.Chart(alt.Data(values=[{"gain": 0}]))
+    zero = zero.mark_rule(strokeDash=[3, 3], color=INK).encode(x="gain:Q")
+    bars = rows([row for row in means or seeds if "low" in row]).mark_rule(strokeWidth=2)
+    bars = bars.encode(x=alt.X("low:Q", title=None), x2="high:Q", y=y, color=color, tooltip=shown)
+    dots = rows(seeds).mark_circle(size=34, opacity=0.55)
+    dots = dots.encode(x=x, y=y, color=color, tooltip=[*shown, alt.Tooltip("seed:N")])
+    if means:
+        diamonds = rows(means).mark_point(shape="diamond", filled=True, size=90, opacity=1)
+        layers = [zero, bars, dots, diamonds.encode(x=x, y=y, color=color, tooltip=shown)]
+    else:  # each seed has its own interval: one below the other
+        layers = [zero, *(layer.encode(yOffset="seed:N") for layer in (bars, dots))]
+    return alt.layer(*layers).properties(
+        title=alt.Title(title, anchor="start", fontSize=12),
+        width=220,
+        height=max(60, 22 * len(names)),
+    )
 
 
 def curves(
@@ -122,11 +110,11 @@ def curves(
     axes: Mapping[str, str],
     labels: Mapping[str, str],
 ) -> dict | None:
-    """Draw a faint line for every run, and for every method the mean and the band from its lowest to its highest seed.
+    """Draw every run as a faint line, and every method's mean and its band over seeds.
 
-    runs: (method, seed) -> records; columns: column -> title of its panel; axes: column -> label,
-    between which the page can switch, the first of them iterations; labels: of methods. Return None
-    without runs.
+    The band is from the lowest to the highest seed. runs: (method, seed) -> records; columns:
+    column -> title of its panel; axes: column -> label, between which the page can switch, the
+    first of them iterations; labels: of methods. Return None without runs.
     """
     points = _points(runs, columns, axes, labels)
     if not points:
@@ -138,7 +126,6 @@ def curves(
         "axis", value=first, bind=alt.binding_radio(options=list(axes.values()), name="against ")
     )
     chosen = alt.selection_point("chosen", fields=["method"], bind="legend")
-    position = alt.X("position:Q", title=None, axis=alt.Axis(tickCount=6, format="~s"))
     color = alt.Color(
         "method:N",
         scale=_methods(names),
@@ -153,49 +140,49 @@ def curves(
             symbolStrokeWidth=3,
         ),
     )
-    when = lambda on, off: alt.when(chosen).then(alt.value(on)).otherwise(alt.value(off))
-
-    # A panel: band, seeds, mean
-    def panel(title: str) -> alt.LayerChart:
-        data = alt.Data(values=[point for point in points if point["panel"] == title])
-        base = alt.Chart(data).transform_calculate(position="datum[axis]")
-        y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-        shown = [alt.Tooltip("method:N"), alt.Tooltip("position:Q", title="at", format=",")]
-        faint = base.mark_line(strokeWidth=1).encode(
-            x=position, y=y, color=color, detail="seed:N", opacity=when(0.3, 0.03)
-        )
-        over = base.transform_aggregate(
-            mean="mean(value)", low="min(value)", high="max(value)", groupby=["method", "position"]
-        )
-        band = over.mark_area().encode(
-            x=position,
-            y=alt.Y("low:Q", title=None),
-            y2="high:Q",
-            color=color,
-            opacity=when(0.12, 0.01),
-        )
-        line = over.mark_line(strokeWidth=2.2, point=alt.OverlayMarkDef(size=18)).encode(
-            x=position,
-            y=alt.Y("mean:Q", title=None, scale=alt.Scale(zero=False)),
-            color=color,
-            opacity=when(1, 0.06),
-            tooltip=[
-                *shown,
-                *(alt.Tooltip(f"{what}:Q", format=".4f") for what in ("mean", "low", "high")),
-            ],
-        )
-        return alt.layer(band, faint, line).properties(
-            title=alt.Title(title, anchor="start", fontSize=12), width=WIDTH, height=HEIGHT
-        )
-
+    panels = [_curve_panel(title, points, color, chosen) for title in columns.values()]
     # altair warns that all panels share one selection, as they are meant to
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
-        return _spec(
-            alt.concat(*map(panel, columns.values()), columns=PANELS, spacing=18).add_params(
-                axis, chosen
-            )
-        )
+        together = alt.concat(*panels, columns=PANELS, spacing=18)
+        return _spec(together.add_params(axis, chosen))
+
+
+def _curve_panel(
+    title: str, points: list[dict], color: alt.Color, chosen: alt.Parameter
+) -> alt.LayerChart:
+    """Draw one reward: the band, the seeds, and the mean; chosen: the methods in the legend."""
+    data = alt.Data(values=[point for point in points if point["panel"] == title])
+    base = alt.Chart(data).transform_calculate(position="datum[axis]")
+    over = base.transform_aggregate(
+        mean="mean(value)", low="min(value)", high="max(value)", groupby=["method", "position"]
+    )
+    # Encodings
+    x = alt.X("position:Q", title=None, axis=alt.Axis(tickCount=6, format="~s"))
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+    when = lambda on, off: alt.when(chosen).then(alt.value(on)).otherwise(alt.value(off))
+    shown = [
+        alt.Tooltip("method:N"),
+        alt.Tooltip("position:Q", title="at", format=","),
+        *(alt.Tooltip(f"{what}:Q", format=".4f") for what in ("mean", "low", "high")),
+    ]
+    # Layers
+    band = over.mark_area().encode(
+        x=x, y=alt.Y("low:Q", title=None), y2="high:Q", color=color, opacity=when(0.12, 0.01)
+    )
+    faint = base.mark_line(strokeWidth=1).encode(
+        x=x, y=y, color=color, detail="seed:N", opacity=when(0.3, 0.03)
+    )
+    line = over.mark_line(strokeWidth=2.2, point=alt.OverlayMarkDef(size=18)).encode(
+        x=x,
+        y=alt.Y("mean:Q", title=None, scale=alt.Scale(zero=False)),
+        color=color,
+        opacity=when(1, 0.06),
+        tooltip=shown,
+    )
+    return alt.layer(band, faint, line).properties(
+        title=alt.Title(title, anchor="start", fontSize=12), width=WIDTH, height=HEIGHT
+    )
 
 
 def _points(
@@ -204,7 +191,10 @@ def _points(
     axes: Mapping[str, str],
     labels: Mapping[str, str],
 ) -> list[dict]:
-    """Return a point for every value; its place on each axis is the mean over the method's seeds, so that they are one above another."""
+    """Return a point for every value.
+
+    Its place on each axis is the mean over the method's seeds, so that they are one above another.
+    """
     if not runs:
         return []
     everything = [records.assign(method=method) for (method, _), records in runs.items()]
@@ -220,7 +210,10 @@ def _points(
 
 
 def lines(points: Sequence[Mapping]) -> dict:
-    """Draw values against iterations, one panel per reward; points: `line` (a name in the legend), `reward`, `iteration`, `value`."""
+    """Draw values against iterations, one panel per reward.
+
+    points: `line` (a name in the legend), `reward`, `iteration`, `value`.
+    """
     x = alt.X("iteration:Q", axis=alt.Axis(tickCount=5))
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
     color = alt.Color("line:N", title=None, legend=alt.Legend(labelLimit=300))
@@ -236,7 +229,7 @@ def lines(points: Sequence[Mapping]) -> dict:
 
 
 def _spec(chart: alt.Chart) -> dict:
-    """Return the chart's Vega-Lite specification as JSON values; the same numbers give the same values."""
+    """Return the chart's Vega-Lite specification as JSON values, deterministically."""
     return json.loads(
         chart.configure(background="transparent", font="system-ui, sans-serif")
         .configure_view(stroke=None)
@@ -267,5 +260,6 @@ def png(spec: dict) -> bytes:
 
 
 def library() -> str:
-    """Return the JavaScript of vega-embed, Vega-Lite and Vega, for a page that downloads nothing."""
-    return vl_convert.javascript_bundle(vl_version=VERSION)  # type: ignore[call-arg]  # its stub wants more
+    """Return the JavaScript of vega-embed, Vega-Lite and Vega, for a page without downloads."""
+    # Its stub asks for arguments that have defaults
+    return vl_convert.javascript_bundle(vl_version=VERSION)  # type: ignore[call-arg]

@@ -1,5 +1,6 @@
-"""Compares two evaluations: which settings differ, by how much each run's rewards differ, and whether that is significant."""
+"""Compare two evaluations: the settings that differ, and each run's rewards, with significance."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -11,9 +12,10 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.reporting.over_seeds import over_seeds
 from g2rpo_core.reporting.statistics import paired_difference
-from g2rpo_core.reporting.tables import Run, arranged, by_prompt, judged, lines_of
+from g2rpo_core.reporting.tables import Run, arranged, by_prompt, judged
 
 SAME = 1e-9  # how far two means of the same scores may be apart
+DECIDING = ("prompts", "evaluation")  # sections that decide prompts and their noise
 
 
 @dataclass(frozen=True)
@@ -28,23 +30,19 @@ class Side:
 
     @property
     def runs(self) -> list[Run]:
-        return list(
-            self.results[["method", "seed"]].drop_duplicates().itertuples(index=False, name=None)
-        )
+        return list(dict.fromkeys(zip(self.results.method, self.results.seed)))
 
     @property
     def means_only(self) -> bool:
         """Return whether it has means in place of scores by prompt."""
         return bool(self.results.prompt_id.isna().any())
 
-    @property
-    def evaluated(self) -> list[object]:
-        """Return the settings that decide its prompts and their noise."""
-        return [self.profile.get(section) for section in ("prompts", "evaluation")]
-
 
 def changed_settings(before: Side, after: Side) -> list[tuple[str, object, object]]:
-    """Return the dotted keys whose values differ, with both values (None if a profile lacks the key); methods only if both have them."""
+    """Return the dotted keys whose values differ, with both values; None for a missing key.
+
+    Of `methods`, only entries that both sides have.
+    """
     ours, theirs = dict(_leaves(before.profile)), dict(_leaves(after.profile))
     shared = {method for method, _ in before.runs} & {method for method, _ in after.runs}
     keys = [
@@ -66,11 +64,11 @@ def _leaves(data: object, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def changes(before: Side, after: Side) -> pd.DataFrame:
-    """Return the change of each method and reward that both have, over shared seeds and prompts; UserError if nothing is shared.
+    """Return each method's and reward's change over shared seeds and prompts.
 
-    Columns: those of `over_seeds`, of after - before paired by prompt; `value` is the mean after,
-    `before` that before; `intervals` has (low, high) of the mean over seeds or, with fewer than
-    three, of each seed.
+    UserError if nothing is shared. Columns: those of `over_seeds`, of after - before paired by
+    prompt; `value` is the mean after, `before` that before; `intervals` has (low, high) of the mean
+    over seeds or, with fewer than three, of each seed.
     """
     shared = [run for run in before.runs if run in after.runs]
     if not shared:
@@ -93,18 +91,16 @@ def changes(before: Side, after: Side) -> pd.DataFrame:
     table = pd.DataFrame(lines, columns=columns)
     table = arranged(judged(table), method=dict.fromkeys(table.method), reward=rewards)
     of_seeds = table.groupby(["method", "reward"], sort=False)
-    whole = over_seeds(table).assign(before=of_seeds.before.mean().to_numpy())
-    own = [list(zip(seeds.low, seeds.high)) for _, seeds in of_seeds]
-    return whole.assign(
-        intervals=[
-            [(line.low, line.high)] if line.known else each
-            for line, each in zip(lines_of(whole), own)
-        ]
-    )
+    whole = over_seeds(table)
+    intervals = [
+        list(zip(seeds.low, seeds.high)) if math.isnan(low) else [(low, high)]
+        for low, high, (_, seeds) in zip(whole.low, whole.high, of_seeds)
+    ]
+    return whole.assign(before=of_seeds.before.mean().to_numpy(), intervals=intervals)
 
 
 def _alike(before: Side, after: Side) -> list[pd.DataFrame]:
-    """Return the results of both on shared prompts; as means over all prompts if one of them has no scores by prompt.
+    """Return both results on shared prompts; as means if one of them has no scores by prompt.
 
     UserError if they share no prompts. Means do not tell their prompts: these count as the same if
     the settings of prompts and evaluation are equal, or the base's means.
@@ -118,7 +114,8 @@ def _alike(before: Side, after: Side) -> list[pd.DataFrame]:
         ]
         base = [side[side.method == BASE[0]].set_index("reward").score for side in sides]
         shared = base[0].index.intersection(base[1].index)
-        alike = before.evaluated == after.evaluated and any(before.evaluated)
+        settings = [[side.profile.get(name) for name in DECIDING] for side in (before, after)]
+        alike = settings[0] == settings[1] and any(settings[0])
         same = len(shared) and (
             alike or np.allclose(base[0][shared], base[1][shared], rtol=0, atol=SAME)
         )

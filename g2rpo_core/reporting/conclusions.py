@@ -1,4 +1,4 @@
-"""Lists every comparison of a report with its interval, for programs: `make verify` reads them from report.json."""
+"""Every comparison of a report with its interval, as `make verify` reads them from report.json."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ BASE_NAMES = (run_name(*BASE), BASE[0])
 
 
 def headline(page: Page) -> dict:
-    """Return the numbers of the first table (every mean, and the gain in the training reward), and every comparison.
+    """Return every mean, the gain in the training reward, and every comparison.
 
     Where the base is drawn in several ways, also these, in `drawn`.
     """
@@ -24,11 +24,10 @@ def headline(page: Page) -> dict:
         means[run_name(*run)] = {reward: lines[reward].value for reward in rewards}
         if gain := lines.get(TRAINING):
             errors = standard_errors(gain) if gain.known else None
-            shown = {
+            means[run_name(*run)] |= {
                 "training_reward_gain": gain.difference,
                 "training_reward_gain_standard_errors": errors,
             }
-            means[run_name(*run)] |= shown
     bases = {run_name(name, BASE[1]): sampling.drawn for name, sampling in drawn.items()}
     return means | ({"drawn": bases} if len(bases) > 1 else {}) | {"comparisons": comparisons(page)}
 

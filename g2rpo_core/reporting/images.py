@@ -1,4 +1,4 @@
-"""Embeds images in a page: a seeded draw of test prompts, and the worst cases, with the images of the base and of every method.
+"""Embed the base's and every method's images in a page: a seeded draw of prompts, worst cases.
 
 Small images are embedded as they are, large ones as thumbnails that link to the lossless file.
 """
@@ -67,7 +67,7 @@ class Images:
 def embed_images(
     sources: Sources, compared: Compared, table: pd.DataFrame, best: Mapping[str, int]
 ) -> Images:
-    """Embed the images of the base and of every method's best seed; best: by method, the best method first."""
+    """Embed the images of the base and of every method's best seed; best: the best method first."""
     scores = table[table.part == "prompt"].rename(columns={"value": "score"})
     evaluated = sources.folders([*compared.base_runs, *compared.runs, *compared.others])
     prompts = {prompt.id: prompt.text for prompt in load_prompts(sources.prompts / "test.parquet")}

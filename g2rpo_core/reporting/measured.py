@@ -1,4 +1,4 @@
-"""Says what a report compares, and finds, reads and compares what was measured of it, from the scores of every prompt.
+"""What a report compares (`Compared`), and its numbers, from the scores of every prompt.
 
 If the numbers are incomplete or of other runs, a UserError says how to make them again.
 `recorded.py` reads the same from a study's results.parquet.
@@ -60,11 +60,11 @@ class Compared:
     """In the report's order."""
     _: KW_ONLY
     published: tuple[str, ...] = ()
-    """Names in the section `published`, which appear in tables on evaluation but not in tables on training."""
+    """Names in the section `published`: in tables on evaluation, not in those on training."""
     comparisons: tuple[Comparison, ...] = ()
     """Those that a study registered before its runs."""
     unit: Literal["seed", "base"] = "seed"
-    """What is inferred over: the number of a run is its seed, or its base, whose seeds it is the mean of."""
+    """What intervals are over. The number of a run is its seed, or its base, a mean over seeds."""
     seeds: tuple[int, ...] = ()
     """Of training, on each base."""
 
@@ -110,7 +110,7 @@ class Compared:
 
     @cached_property
     def bases_of(self) -> dict[str, str]:
-        """Return the base that an entry, or published weights, is compared with: as it is drawn in their way."""
+        """Return the base, drawn in the same way, that each name is compared with."""
         return {name: base_for(self.drawn, sampling) for name, sampling in self.sampling.items()}
 
     def base_of(self, run: Run) -> Run:
@@ -119,7 +119,7 @@ class Compared:
 
     @cached_property
     def trained_on(self) -> dict[str, Mapping[str, float]]:
-        """Return the training rewards of every entry, with their weights; one that compares images by the reward that judges it."""
+        """Return the weights of every entry's training rewards; a comparing one by its judge."""
         return {
             name: measured_by(self.entries[name].training.rewards, self.settings.rewards)
             for name in self.names
@@ -127,20 +127,20 @@ class Compared:
 
     @cached_property
     def weights(self) -> Weights:
-        """Return `trained_on` with published weights: empty where their training rewards are unknown."""
+        """Return `trained_on` with published weights: empty where it is not known."""
         return self.trained_on | {
             name: self.settings.published[name].trained_on for name in self.published
         }
 
     @property
     def first_weights(self) -> Mapping[str, float]:
-        """Return the training rewards of the first run; of published weights where these are unknown, the profile's."""
+        """Return the first run's training rewards; the profile's if they are not known."""
         first = next(iter(self.weights.values()))
         return first or measured_by(self.settings.training.rewards, self.settings.rewards)
 
     @property
     def stated_weights(self) -> Weights:
-        """Return the training rewards that a page states: those of the entries; without runs, what is known of published weights."""
+        """Return the training rewards that a page states; without runs, the published ones'."""
         return self.trained_on or {name: on for name, on in self.weights.items() if on}
 
     @cached_property
@@ -158,17 +158,12 @@ class Compared:
 
     @property
     def titles(self) -> dict[str, str]:
-        """Return the titles of the training reward and of rewards, which tell whether all methods, some or none were trained on them."""
+        """Return rewards' titles, which tell whether all, some or no methods trained on them."""
         titles = {TRAINING: "training reward"}
         for name in self.settings.evaluation.rewards:
             trained = [name in rewards for rewards in self.weights.values()]
-            whose = (
-                "trained on"
-                if all(trained)
-                else "trained on by some"
-                if any(trained)
-                else "held out"
-            )
+            some = "trained on by some" if any(trained) else "held out"
+            whose = "trained on" if all(trained) else some
             titles[name] = f"{self.reward_labels[name]}, {whose}"
         return titles
 
@@ -180,13 +175,8 @@ class Compared:
 
     @property
     def few(self) -> bool:
-        """Tell whether methods are compared in every reward; with more of them, only in the training reward."""
+        """Tell whether methods are compared in every reward, not only in the training reward."""
         return len(self.names) <= 3
-
-    @property
-    def crowded(self) -> bool:
-        """Tell whether methods are compared over seeds or bases alone: a table of all pairs of runs would say nothing."""
-        return len(self.runs) > 50 or self.unit == "base"
 
 
 @dataclass(frozen=True)
@@ -211,7 +201,7 @@ class Sources:
 
 
 def read_scores(run: Run, folder: Path) -> pd.DataFrame:
-    """Read the rows of one evaluation; UserError if its table is missing, damaged or of another run."""
+    """Read one evaluation's rows; UserError if its table is missing, damaged or another run's."""
     file = existing(folder / "results.parquet")
     table = read_table(file, SCORES)
     if not len(table) or set(zip(table.method, table.seed)) != {run}:
@@ -225,7 +215,7 @@ def check_whole(
     settings: SimpleNamespace,
     published: Sequence[str],
 ) -> None:
-    """Check that evaluations have all rewards, checkpoints and numbers of steps that the report needs; UserError otherwise."""
+    """Check that evaluations have all rewards, checkpoints and numbers of steps; else UserError."""
     evaluation = settings.evaluation
     for (method, seed), folder in evaluated.items():
         table = results[(results.method == method) & (results.seed == seed)]
@@ -250,10 +240,10 @@ def check_whole(
 def read_seconds(
     names: Sequence[str], seeds: Sequence[int], timings: Sequence[Path], labels: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Read, by a method's label, the seconds of training until the end of each iteration, as means over seeds and folders of timings.
+    """Read the seconds of training until each iteration's end, by a method's label.
 
-    Leave out methods with a run that was made elsewhere, so that its timings are not here.
-    UserError if a file is damaged.
+    They are means over seeds and folders of timings. Methods with a run that was made elsewhere,
+    without timings here, are left out. UserError if a file is damaged.
     """
     by_method: dict[str, list[dict[str, float]]] = {}
     for folder, name, seed in product(timings, names, seeds):
@@ -286,7 +276,7 @@ def read_training_records(run: Run, folder: Path) -> pd.DataFrame:
 
 
 def prompt_counts(folder: Path) -> str:
-    """Return a sentence on how many prompts there are, and on those left out so that no test prompt is trained on.
+    """Return a sentence on the numbers of prompts, and on how many were left out of training.
 
     UserError if a prompt is in both sets.
     """
@@ -312,7 +302,7 @@ def prompt_counts(folder: Path) -> str:
 def locked(
     locks: Iterable[Path], profile: str, runs: Iterable[Run], published: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """List DVC's hashes of the code of training, and of the outputs of every stage that last ran with this profile."""
+    """List DVC's hashes of training's code, and of the stages that last ran with this profile."""
     stages: dict[str, dict] = {}
     for lock in filter(Path.exists, dict.fromkeys(locks)):
         stages |= {
@@ -331,23 +321,13 @@ def locked(
     listed = lambda entries: ", ".join(
         f"{entry['path'].replace('../', '')} {entry['md5']}" for entry in entries
     )
-    code: list[dict] = next(
-        (
-            stages[name].get("deps", [])
-            for name in wanted
-            if name.startswith("train@") and name in stages
-        ),
-        [],
-    )
-    lines = [
-        (
-            "code of training",
-            listed(entry for entry in code if "g2rpo_core/" in entry["path"]) or missing,
-        )
-    ]
-    return lines + [
-        (f"dvc.lock {name}", listed(stages.get(name, {}).get("outs", [])) or missing)
-        for name in wanted
+    trainings = (stages[name] for name in wanted if name.startswith("train@") and name in stages)
+    needs = next(trainings, {}).get("deps", [])
+    code = listed(entry for entry in needs if "g2rpo_core/" in entry["path"])
+    outputs = {name: listed(stages.get(name, {}).get("outs", [])) for name in wanted}
+    return [
+        ("code of training", code or missing),
+        *((f"dvc.lock {name}", hashes or missing) for name, hashes in outputs.items()),
     ]
 
 
@@ -373,11 +353,12 @@ def model_lines(file: Path) -> list[tuple[str, str]]:
 
 
 def measure(compared: Compared, sources: Sources) -> pd.DataFrame:
-    """Read and compare evaluations and training records; UserError if some are missing, damaged or of other runs.
+    """Read and compare evaluations and training records.
 
-    Returns the table of comparisons (`tables.py`), that checkpoint and number of steps first that
-    reports use. Its attributes are what a report says beside it: `prompts`, how many test prompts;
-    `prompt_counts`, a sentence; `models`, as `model_lines`; `versions`; `hashes`, as `locked`.
+    UserError if some are missing, damaged or of other runs. Returns the table of comparisons
+    (`tables.py`), that checkpoint and number of steps first that reports use. Its attributes are
+    what a report says beside it: `prompts`, how many test prompts; `prompt_counts`, a sentence;
+    `models`, as `model_lines`; `versions`; `hashes`, as `locked`.
     """
     scores, records, about = _read(compared, sources)
     lines = [
@@ -391,10 +372,10 @@ def measure(compared: Compared, sources: Sources) -> pd.DataFrame:
 
 
 def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> pd.DataFrame:
-    """Read each base's evaluations and records, average them over its seeds, and compare them; UserError as `measure`.
+    """Read each base's evaluations and records, average them over seeds, and compare them.
 
-    A base's runs are compared with that base before training; their interval is over prompts, whose
-    scores the table lacks.
+    UserError as `measure`. A base's runs are compared with that base before training; their
+    interval is over prompts, whose scores the table lacks.
     """
     lines: list[dict] = []
     about: dict[int, dict] = {}
@@ -404,17 +385,11 @@ def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> pd.Data
         # The mean over seeds, of every prompt's scores and of every record
         within = [name for name in SCORES if name not in ("seed", "score", "reason")]
         averaged = scores.groupby(within, sort=False, dropna=False).score.mean().reset_index()
-        averaged["seed"] = averaged.method.map(
-            lambda method, base=base: BASE[1] if is_base(method) else base
-        )
-        of_name = {
-            name: pd.concat([records[name, seed] for seed in compared.seeds])
-            for name in compared.names
-        }
-        curves = {
-            (name, base): table.groupby("iteration", as_index=False).mean()
-            for name, table in of_name.items()
-        }
+        averaged["seed"] = averaged.method.map(is_base).map({True: BASE[1], False: base})
+        curves = {}
+        for name in compared.names:
+            together = pd.concat([records[name, seed] for seed in compared.seeds])
+            curves[name, base] = together.groupby("iteration", as_index=False).mean()
         alone = replace(compared, runs=[(name, base) for name in compared.names])
         lines += [
             *comparison_lines(alone, averaged),
@@ -427,16 +402,16 @@ def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> pd.Data
     lines.sort(key=lambda line: tables.PARTS.index(line["part"]))
     is_run = lambda line: line["part"] == "run"
     runs = _with_mean_base(compared, pd.DataFrame(filter(is_run, lines)))
-    together = lambda name: [
-        (f"base {base}, {key}", text) for base in about for key, text in about[base][name]
-    ]
-    of_all = {name: together(name) for name in ("hashes", "models")}
+    of_all = {
+        name: [(f"base {base}, {key}", text) for base in about for key, text in about[base][name]]
+        for name in ("hashes", "models")
+    }
     every = [*runs.to_dict("records"), *filterfalse(is_run, lines)]
     return tables.tabulate(every, next(iter(about.values())) | of_all)
 
 
 def prompt_lines(compared: Compared, scores: pd.DataFrame) -> list[dict]:
-    """Return every prompt's score in every reward, at the checkpoint and number of steps that reports use."""
+    """Return each prompt's scores at the checkpoint and number of steps that reports use."""
     kept = reported(scores, compared.settings.evaluation)
     kept = kept[kept.reward.isin(compared.settings.evaluation.rewards)].assign(part="prompt")
     return kept.rename(columns={"score": "value", "reason": "note"}).to_dict("records")
@@ -450,7 +425,7 @@ def seed_lines(scores: pd.DataFrame, base: int) -> list[dict]:
 
 
 def _with_mean_base(compared: Compared, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of runs over bases, with the mean of all bases before training in place of each."""
+    """Replace each base before training by the mean of all, in the lines of runs over bases."""
     keys = ["checkpoint", "steps", "method", "reward"]
     starts = runs[runs.method.map(is_base)].groupby([*keys, "part", "seed"], sort=False)
     starts = starts.agg({"value": mean, "missing": "sum"}).reset_index()
@@ -467,7 +442,7 @@ def _with_mean_base(compared: Compared, runs: pd.DataFrame) -> pd.DataFrame:
 def _read(
     compared: Compared, sources: Sources
 ) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame], dict]:
-    """Return the scores of every run and of the base, the runs' training records, and what is said of them; UserError as `measure`."""
+    """Read the scores, the training records, and the table's attributes; errors as `measure`."""
     folders = sources.folders([*compared.base_runs, *compared.runs, *compared.others])
     scores = pd.concat(
         [read_scores(run, folder) for run, folder in folders.items()], ignore_index=True
@@ -490,7 +465,10 @@ def _read(
 
 
 def comparison_lines(compared: Compared, scores: pd.DataFrame) -> Iterator[dict]:
-    """Yield every run beside the base, at every checkpoint and number of steps; then styles, and runs against each other."""
+    """Yield the lines of runs beside the base, then styles, then runs against each other.
+
+    Runs are at every checkpoint and number of steps.
+    """
     evaluation, weights = compared.settings.evaluation, compared.weights
     every = [*compared.base_runs, *compared.runs, *compared.others]
     bases = {run: compared.base_of(run) for run in every}
@@ -504,8 +482,8 @@ def comparison_lines(compared: Compared, scores: pd.DataFrame) -> Iterator[dict]
         lines = tables.run_lines(table, bases, evaluation.rewards, of_stats, weights)
         yield from (line | place for line in lines)
     others = [*tables.style_lines(results, trained, weights)]
-    # Choose what a page has room for
-    if not compared.crowded:
+    # A page has room for pairs of at most 50 runs; over bases, these would say nothing
+    if compared.unit == "seed" and len(compared.runs) <= 50:
         rewards = evaluation.rewards if compared.few else ()
         others += tables.pair_lines(results, compared.runs, rewards, compared.trained_on)
         for group in compared.groups:
@@ -520,10 +498,5 @@ def warning_lines(compared: Compared, records: Mapping[Run, pd.DataFrame]) -> It
         entry = compared.entries[run[0]]
         updates = entry.method.num_updates(entry.sampling.steps)
         for iteration, text in history(table.to_dict("records"), entry.training, updates):
-            yield {
-                "part": "warning",
-                "method": run[0],
-                "seed": run[1],
-                "iteration": iteration,
-                "note": text,
-            }
+            about = {"part": "warning", "method": run[0], "seed": run[1]}
+            yield about | {"iteration": iteration, "note": text}

@@ -1,4 +1,4 @@
-"""Infers over seeds, or over bases, from the table's lines of single runs: each seed is one value, its mean over prompts."""
+"""Inference over seeds or bases from lines of single runs: each seed's mean is one value."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Group:
     weights: Mapping[str, float]
     """Of rewards, in the training reward."""
     variants: list[dict[str, Line]]
-    """The gains of methods with three seeds or more, the highest first, at each checkpoint and number of steps."""
+    """By checkpoint and number of steps: the gains of methods with enough seeds, highest first."""
     above: dict[str, dict[str, Line]]
     """Each of these methods against each other, paired by seed: method -> other -> line."""
     pooled: float | None
@@ -38,7 +38,7 @@ class Group:
 
     @property
     def ranked(self) -> list[Line]:
-        """Return the gains at the checkpoint and number of steps that reports use, the highest first."""
+        """Return the gains at the reported checkpoint and number of steps, the highest first."""
         return list(self.variants[0].values())
 
 
@@ -60,7 +60,7 @@ class Gains:
 
     @property
     def best(self) -> dict[str, int]:
-        """Return the seed of every method with the highest gain in its training reward, the methods with the highest gains first."""
+        """Return each method's seed with the highest gain, the best method first."""
         seeds = _ranked(self.lines[self.lines.reward == TRAINING]).drop_duplicates("method")
         return seeds.set_index("method").seed[self.trained.method].to_dict()
 
@@ -72,7 +72,7 @@ class Gains:
 
 
 def compare_over_seeds(compared: Compared, variants: Sequence[pd.DataFrame]) -> Gains:
-    """Compare methods over their seeds: with the base, with each other, and as a study preregistered.
+    """Compare methods over seeds: with the base, with each other, and as a study preregistered.
 
     variants: the lines of runs at each checkpoint and number of steps, with the columns of
     `tables.judged`.
@@ -92,7 +92,7 @@ def compare_over_seeds(compared: Compared, variants: Sequence[pd.DataFrame]) -> 
 
 
 def over_seeds(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean of every method and reward over its lines (`tables.judged`), one of each seed, in their order.
+    """Return each method's and reward's mean over its lines (`tables.judged`), one per seed.
 
     The interval is Student's t; NaN below three seeds. `seeds` counts them, `by_seed` has their
     differences in rising order, and `tone` is that of the interval; without one, that which every
@@ -113,7 +113,7 @@ def over_seeds(lines: pd.DataFrame) -> pd.DataFrame:
 def compare_group(
     weights: Mapping[str, float], methods: Sequence[str], variants: Sequence[pd.DataFrame]
 ) -> Group:
-    """Compare methods with one training reward; variants: the lines of runs at each checkpoint and number of steps."""
+    """Compare methods with one training reward; variants: as in `compare_over_seeds`."""
     trained = [lines[lines.method.isin(methods) & (lines.reward == TRAINING)] for lines in variants]
     gains = [over_seeds(lines).query("seeds >= @FEWEST") for lines in trained]
     ranked = [_ranked(lines) for lines in gains]
@@ -133,7 +133,7 @@ def _ranked(gains: pd.DataFrame) -> pd.DataFrame:
 
 
 def gains_by_seed(lines: pd.DataFrame, reward: str = TRAINING) -> pd.DataFrame:
-    """Return the gains of runs in one reward: a row for every seed, a column for every method; NaN where there is no run."""
+    """Return runs' gains in one reward: seeds x methods, NaN where there is no run."""
     return lines[lines.reward == reward].pivot(index="seed", columns="method", values="difference")
 
 
@@ -150,7 +150,7 @@ def between(lines: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
 
 
 def pooled_difference(lines: pd.DataFrame, methods: Sequence[str]) -> float | None:
-    """Return half of the 95 % interval of a difference between two methods with one variance for all.
+    """Return half of the 95 % interval of a difference between two methods, by pooled variance.
 
     None unless at least four methods have the same three to five seeds: few seeds, many
     comparisons.
@@ -161,7 +161,7 @@ def pooled_difference(lines: pd.DataFrame, methods: Sequence[str]) -> float | No
 
 
 def preregistered(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """Return the comparisons that were registered before the runs, over the seeds or bases that both entries have, at least two.
+    """Return the preregistered comparisons, over two or more seeds or bases that both entries have.
 
     With a primary one, that is judged at 5 %, the secondary one at 5 % if the primary holds, and
     all others by Holm. Without, all have joint intervals: by Bonferroni, all of them contain the
@@ -205,7 +205,10 @@ def preregistered(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.
 def _p_value(
     comparison: Comparison, values: list[float], test: Callable[[Sequence[float], float], float]
 ) -> float:
-    """Return the p-value of a comparison by a two-sided test of (values, mean); of a level, of two one-sided tests."""
+    """Return a comparison's p-value by a two-sided test of (values, mean).
+
+    Of a level, the larger one of two one-sided tests.
+    """
     if not comparison.level:
         return test(values, -comparison.margin)
     mean = sum(values) / len(values)

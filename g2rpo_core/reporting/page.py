@@ -52,7 +52,7 @@ class Training:
     costs: dict[Run, dict]
     """The last record, with the largest ratio error."""
     granularities: list[dict]
-    """The mean agreement of granularities over all iterations: one line per run, granularity and reward."""
+    """Mean agreement of granularities over all iterations: a line per run, granularity, reward."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Page:
     table: pd.DataFrame
     """Of comparisons, `tables.judged`."""
     variants: dict[Variant, dict[Run, dict[str, Line]]]
-    """The base and every run, by reward, at each checkpoint and number of steps; those first that the rest of the page shows."""
+    """The base and every run, by reward, at each checkpoint and number of steps; reported first."""
     gains: Gains
     training: Training
     paper: list[dict]
@@ -92,7 +92,10 @@ class Page:
 
     @property
     def matrix(self) -> dict[tuple[str, int, Run], Line]:
-        """Return the line of every run against every other with which it shares a training reward, by method, seed and other run."""
+        """Return each run against each other one, by method, seed and other run.
+
+        Only pairs that share a training reward.
+        """
         runs = {run_name(*run): run for run in self.compared.runs}
         return {(line.method, line.seed, runs[line.against]): line for line in self.part("matrix")}
 
@@ -100,7 +103,7 @@ class Page:
 def build_page(
     compared: Compared, table: pd.DataFrame, title: Title, sources: Sources | None = None
 ) -> Page:
-    """Return all that the templates show; sources: where images are, None for a page without them."""
+    """Return all that the templates show; sources: of images, None for a page without them."""
     table = judged(table)
     settings = settings_table([compared.entries[name] for name in compared.names])
     provenance = provenance_lines(compared, table.attrs["versions"])
@@ -124,7 +127,7 @@ def build_page(
 
 
 def show_training(compared: Compared, table: pd.DataFrame) -> Training:
-    """Return what training recorded: held-out rewards, costs, and the agreement of granularities."""
+    """Return training's held-out rewards, costs, and agreement of granularities."""
     curves, costs, granularities = {}, {}, []
     for run, records in records_of(table).items():
         cost = cost_of(compared.entries[run[0]], run[1], records)
@@ -151,7 +154,7 @@ def show_training(compared: Compared, table: pd.DataFrame) -> Training:
 
 
 def settings_table(runs: Sequence[ResolvedRun]) -> dict[str, list[str]]:
-    """Return every resolved setting with its value in each run; empty where a kind of a method's part does not have it."""
+    """Return every resolved setting with its value in each run; '' where a run does not have it."""
     resolved = [
         {
             f"{part}.{key}": value
@@ -176,17 +179,12 @@ def shown(value: object) -> str:
 
 def provenance_lines(compared: Compared, versions: str) -> list[tuple[str, str]]:
     """Return versions and seeds as lines; the same inputs give the same lines."""
+    settings, bases = compared.settings, ", ".join(map(str, compared.bases))
     seeds = compared.seeds or dict.fromkeys(seed for _, seed in compared.runs)
-    bases = [("bases, by the seed of their models", ", ".join(map(str, compared.bases)))]
+    other = f"prompts {settings.prompts.seed}, evaluation {settings.evaluation.seed}"
     return [
         ("versions", versions),
         ("training seeds", ", ".join(map(str, seeds))),
-        *(bases if compared.bases else []),
-        (
-            "other seeds",
-            (
-                f"prompts {compared.settings.prompts.seed}, evaluation "
-                f"{compared.settings.evaluation.seed}"
-            ),
-        ),
+        *([("bases, by the seed of their models", bases)] if bases else []),
+        ("other seeds", other),
     ]

@@ -1,4 +1,4 @@
-"""Writes and reads a study's results.parquet: the table of comparisons. docs/howto/studies.md describes its columns."""
+"""Write and read a study's results.parquet; docs/howto/studies.md describes its columns."""
 
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ KEYS = ["checkpoint", "steps", "method", "seed", "reward"]  # of the lines of ru
 
 
 def write_results(path: Path, table: pd.DataFrame) -> None:
-    """Write a study's table of comparisons, without the part `matrix`, and without hashes, which are in runs.txt."""
+    """Write the table of comparisons without `matrix` and hashes, which are in runs.txt."""
     kept = table[table.part != "matrix"]
     kept.attrs = {name: table.attrs[name] for name in ABOUT}
     kept.to_parquet(path, index=False, compression="zstd")
@@ -34,7 +34,7 @@ def read_results(path: Path) -> pd.DataFrame:
 
 
 def scores_in(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores by prompt (`SCORES`); where none are at hand, one mean per run and reward, without a prompt_id."""
+    """Return the scores by prompt (`SCORES`), or else one mean per run and reward."""
     scores = part_of(table, "prompt")
     if not len(scores):
         means = (table.part == "run") & (table.reward != TRAINING)
@@ -43,14 +43,14 @@ def scores_in(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def gains_in(table: pd.DataFrame, reward: str = TRAINING) -> dict[Run, float]:
-    """Return the gain over the base of every run in one reward, at the checkpoint and number of steps that come first."""
+    """Return each run's gain in one reward, at the first checkpoint and number of steps."""
     runs = table[(table.part == "run") & (table.reward == reward) & ~table.method.map(is_base)]
     runs = runs.drop_duplicates(["method", "seed"])
     return dict(zip(zip(runs.method, runs.seed), runs.difference))
 
 
 def read_measured(compared: Compared, path: Path, hashes: Path) -> pd.DataFrame:
-    """Read what `measure` returned when a study ran, from its table; hashes: runs.txt, one line per run.
+    """Read from a study's table what `measure` returned; hashes: runs.txt, one line per run.
 
     UserError if the table is missing or damaged, or lacks what its params.yaml names. Other runs
     are left out.
@@ -71,7 +71,7 @@ def read_measured(compared: Compared, path: Path, hashes: Path) -> pd.DataFrame:
 
 
 def _lines_of_runs(compared: Compared, table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Return the lines of the runs that are compared, in the order of `measure`; UserError if one is missing."""
+    """Return the compared runs' lines in the order of `measure`; UserError if one is missing."""
     evaluation = compared.settings.evaluation
     lines = part_of(table, "run").set_index(KEYS, drop=False)
     there = set(lines.index)

@@ -1,4 +1,4 @@
-"""Renders the report as a page and as Markdown: draws its charts, and fills the Jinja templates in `templates`."""
+"""Render the report as a page and as Markdown, by the Jinja templates in `templates`."""
 
 import json
 import re
@@ -29,12 +29,8 @@ def render(page: Page) -> dict[str, str]:
         "curves": curves(training.curves, training.panels, AXES, labels),
     }
     images = {name: svg(chart) for name, chart in charts.items()}
-    shown = (
-        {"page": page}
-        | vars(page)
-        | charts
-        | {"svg": {name: Markup(image) for name, image in images.items()}}
-    )
+    marked = {name: Markup(image) for name, image in images.items()}
+    shown = {"page": page, **vars(page), **charts, "svg": marked}
     return fill(shown) | {f"{name}.svg": image for name, image in images.items()}
 
 
@@ -57,12 +53,10 @@ def fill(shown: Mapping[str, object]) -> dict[str, str]:
 
 
 def _without_steering(value: object) -> object:
-    """Replace characters that could steer a terminal or reorder text, in all that is not our own markup."""
-    return (
-        unsteered(value)
-        if isinstance(value, str) and not isinstance(value, Markup) and steering(value)
-        else value
-    )
+    """Replace characters that steer terminals or reorder text, except in our own markup."""
+    if isinstance(value, str) and not isinstance(value, Markup) and steering(value):
+        return unsteered(value)
+    return value
 
 
 def in_script(value: object) -> Markup:
@@ -71,7 +65,10 @@ def in_script(value: object) -> Markup:
 
 
 def small(image: str) -> str:
-    """Halve the size of a chart's SVG without a visible change: drop texts for screen readers, empty paths and far decimals."""
+    """Halve a chart's SVG without a visible change.
+
+    Drop texts for screen readers, empty paths and far decimals.
+    """
     image = re.sub(
         r'<path class="(background" d="[^"]*"|foreground" d="" display="none")/>', "", image
     )

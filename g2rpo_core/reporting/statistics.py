@@ -1,4 +1,4 @@
-"""Computes differences with intervals, by scipy: paired over prompts (bootstrap), and over seeds (Student's t, sign flips)."""
+"""Differences with intervals, by scipy: bootstrap over prompts, t and sign flips over seeds."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 
 def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") -> dict[str, float]:
-    """Compute the mean of treated - control over pairs [N], with its 95 % interval by the bootstrap over pairs (BCa).
+    """Compute the mean of treated - control over pairs [N] with its 95 % bootstrap interval (BCa).
 
     name: seeds the resampling. Pairs in which either value is missing (NaN) are left out. Returns
     columns of the table of comparisons: difference, low, high, standard_error, win_rate (the share
@@ -23,12 +23,9 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
     gaps = np.asarray(treated, float) - np.asarray(control, float)
     gaps = gaps[~np.isnan(gaps)]
     if len(gaps) < 2:
+        mean = float(gaps[0]) if len(gaps) else math.nan
         unknown = dict.fromkeys(("low", "high", "standard_error", "win_rate"), math.nan)
-        return {
-            "difference": float(gaps[0]) if len(gaps) else math.nan,
-            **unknown,
-            "pairs": len(gaps),
-        }
+        return {"difference": mean, **unknown, "pairs": len(gaps)}
     mean = float(gaps.mean())
     low = high = mean
     # If all differences are equal, so are all resamples, and BCa is undefined
@@ -50,7 +47,7 @@ def paired_difference(treated: np.ndarray, control: np.ndarray, name: str = "") 
 def spread(
     values: Sequence[float], confidence: float = CONFIDENCE, fewest: int = 2
 ) -> dict[str, float]:
-    """Compute the mean of values over seeds with its interval by Student's t: the columns difference, low and high.
+    """Compute the mean over seeds with Student's t interval: columns difference, low and high.
 
     The interval is NaN for less than `fewest` values, which is at least two; confidence: in [0, 1].
     """
@@ -62,7 +59,7 @@ def spread(
 
 
 def sign_flip(values: Sequence[float], beyond: float = 0.0) -> float:
-    """Return the p-value, two-sided, of the mean being `beyond`: over all sign flips of the values' distances from it.
+    """Return the two-sided p-value of the mean being `beyond`, by sign flips of the distances.
 
     Exact for up to 16 values; with more, over as many flips as 16 have, drawn with a fixed seed.
     """
@@ -86,7 +83,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def pooled_half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> float:
-    """Return half of the interval of a difference of two rows' means, with one variance for all rows.
+    """Return half of the interval of a difference of two rows' means, with one pooled variance.
 
     values: [k, n], k >= 2 methods at the same n >= 2 seeds. The variance is what neither method nor
     seed explains, with (k - 1)(n - 1) degrees of freedom.

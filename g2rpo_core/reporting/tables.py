@@ -1,4 +1,4 @@
-"""Compares runs prompt by prompt, from the scores (`SCORES`), and lays the lines out as one long table.
+"""The long table of comparisons: runs compared prompt by prompt, from the scores (`SCORES`).
 
 The table is a study's results.parquet; docs/howto/studies.md describes its parts and columns. A
 page shows it, report.json lists it, and what is inferred over seeds (`over_seeds.py`) has lines of
@@ -19,9 +19,7 @@ from g2rpo_core.reporting.statistics import paired_difference
 Line = Any  # a row of a table of comparisons, with its columns as attributes
 Run = tuple[str, int]  # entry of the profile's `methods`, and seed
 Variant = tuple[str, int]  # checkpoint, number of steps
-Weights = Mapping[
-    str, Mapping[str, float]
-]  # entry -> the rewards that it was trained on, with their weights
+Weights = Mapping[str, Mapping[str, float]]  # entry -> training reward -> weight
 PARTS = ("run", "style", "pair", "matrix", "missing", "training", "warning", "seed", "prompt")
 DTYPES = {
     **dict.fromkeys(
@@ -37,7 +35,7 @@ RATIO_ERROR = "old_policy_ratio_error"
 
 
 def tabulate(lines: Iterable[Mapping], about: Mapping) -> pd.DataFrame:
-    """Return lines as one table, its first columns in the order of `DTYPES`; about: its attributes."""
+    """Return lines as one table, its first columns those of `DTYPES`; about: its attributes."""
     table = pd.DataFrame(list(lines))
     columns = dict.fromkeys(["part", "method", "seed", *DTYPES, *table.columns])
     table = table.reindex(columns=list(columns)).astype(DTYPES)
@@ -65,7 +63,7 @@ def part_of(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def variants_of(table: pd.DataFrame) -> dict[Variant, pd.DataFrame]:
-    """Return the lines of runs at each checkpoint and number of steps, those first that reports use."""
+    """Return the runs' lines at each checkpoint and number of steps, the reported first."""
     return dict(iter(part_of(table, "run").groupby(["checkpoint", "steps"], sort=False)))
 
 
@@ -78,7 +76,7 @@ def by_run(lines: pd.DataFrame) -> dict[Run, dict[str, Line]]:
 
 
 def judged(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with two more columns: `known`, whether a difference has an interval, and `tone`.
+    """Add two columns: `known`, whether a difference has an interval, and `tone`.
 
     That is `up` or `down` for a difference whose interval excludes zero, else empty: also where the
     interval is not known (NaN).
@@ -125,11 +123,11 @@ def run_lines(
     stats: Sequence[str],
     trained_on: Weights,
 ) -> Iterator[dict]:
-    """Yield every run in every reward beside the base; where its training rewards are known, also in image statistics and in these.
+    """Yield every run beside its base in every reward.
 
-    bases: run -> the base that it is compared with; a base stands beside itself and has no
-    difference. trained_on: lacks the bases, and is empty for published weights whose training
-    rewards are unknown.
+    Where its training rewards are known, also in their sum and in image statistics. bases: run ->
+    the base that it is compared with; a base stands beside itself and has no difference.
+    trained_on: lacks the bases, and is empty for published weights whose rewards are unknown.
     """
     for run, base in bases.items():
         about, on = {"part": "run", "method": run[0], "seed": run[1]}, trained_on.get(run[0])
@@ -145,7 +143,10 @@ def run_lines(
 def pair_lines(
     results: pd.DataFrame, runs: Sequence[Run], rewards: Sequence[str], trained_on: Weights
 ) -> Iterator[dict]:
-    """Yield every pair of methods with every seed that both have, in the training reward if they share it, and in each reward."""
+    """Yield every pair of methods with every shared seed, in each reward.
+
+    Also in the training reward, if they share it.
+    """
     for first, second in combinations(dict.fromkeys(method for method, _ in runs), 2):
         shares = trained_on[first] == trained_on[second]
         measures = {TRAINING: trained_on[first]} if shares else {}
@@ -161,7 +162,10 @@ def pair_lines(
 def matrix_lines(
     results: pd.DataFrame, runs: Sequence[Run], weights: Mapping[str, float]
 ) -> Iterator[dict]:
-    """Yield every run against every other in a weighted sum, which both were trained on; `against` names a run."""
+    """Yield every run against every other in the weighted sum that all were trained on.
+
+    `against` names a run.
+    """
     for run, other in permutations(runs, 2):
         about = {"part": "matrix", "method": run[0], "seed": run[1], "against": run_name(*other)}
         yield about | {"reward": TRAINING} | difference(results, run, other, weights)
@@ -170,7 +174,7 @@ def matrix_lines(
 def style_lines(
     results: pd.DataFrame, bases: Mapping[Run, Run], trained_on: Weights
 ) -> Iterator[dict]:
-    """Yield runs beside their base in the training reward, style by style; not where fewer than two prompts have scores of both."""
+    """Yield runs beside their base in the training reward, for styles with two scored prompts."""
     for style, part in results.groupby("style", sort=True):
         for run, base in bases.items():
             on = trained_on[run[0]]
@@ -181,7 +185,7 @@ def style_lines(
 
 
 def missing_lines(results: pd.DataFrame) -> list[dict]:
-    """Return every run, checkpoint, number of steps and reward that lacks scores, with the most common reason."""
+    """Count missing scores by run, checkpoint, steps and reward, with the most common reason."""
     keys = ["method", "seed", "checkpoint", "steps", "reward"]
     lacking = results[results.score.isna()].fillna({"reason": "unknown"}).groupby(keys).reason
     commonest = lacking.agg(lambda reasons: reasons.value_counts().idxmax())
@@ -208,7 +212,7 @@ def training_lines(records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:
 
 
 def records_of(table: pd.DataFrame) -> dict[Run, pd.DataFrame]:
-    """Return what the table has of every run's training records, without columns that the run does not have."""
+    """Return every run's training records in the table, without columns that it lacks."""
     training = part_of(table, "training").groupby(["method", "seed"], sort=False)
     return {
         run: records.dropna(axis=1, how="all").reset_index(drop=True) for run, records in training
@@ -218,6 +222,6 @@ def records_of(table: pd.DataFrame) -> dict[Run, pd.DataFrame]:
 def most_changed(
     results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float], count: int
 ) -> list[tuple[str, float]]:
-    """Return the prompts whose weighted sum fell most from the base to a run: (prompt_id, difference), the worst first."""
+    """Return the prompts whose weighted sum fell most from base to run: (prompt_id, difference)."""
     fall = _weighted(results, run, weights) - _weighted(results, base, weights)
     return list(fall.dropna().nsmallest(count).items())

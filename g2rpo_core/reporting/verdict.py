@@ -1,4 +1,4 @@
-"""Says what a report's numbers mean: its sentences, and the paper's numbers next to runs that had the paper's settings."""
+"""The sentences of a report, and the paper's numbers beside runs with the paper's settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +17,13 @@ from g2rpo_core.reporting.over_seeds import Gains, Group
 from g2rpo_core.reporting.tables import Line, Variant, by_run, lines_of
 
 PAPER = YAML(typ="safe", pure=True).load(Path(__file__).with_name("paper.yaml").read_text())
-
-
 NOTICE = {
     "built": (
         "Profile {} is synthetic: images of coloured shapes by small models that were trained on "
         "this machine. Nothing on this page is a result of the paper."
     ),
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Words:
 def write_words(
     compared: Compared, table: pd.DataFrame, first: pd.DataFrame, gains: Gains
 ) -> Words:
-    """Write the sentences of a page on a table of comparisons (`tables.judged`); first: the lines of runs that it shows first."""
+    """Write a page's sentences; table: `tables.judged`; first: the runs' lines shown first."""
     trained = lines_of(first[first.reward == TRAINING])
     pairs = lines_of(table[(table.part == "pair") & (table.reward == TRAINING)])
     source = compared.settings.models.source
@@ -68,7 +66,7 @@ def verdict(
     rewards: Mapping[str, str],
     held_out: Sequence[str],
 ) -> str:
-    """Return the result in a few sentences: who raised the training reward, who is ahead, and whether held-out rewards rose too.
+    """Say who raised the training reward, who is ahead, and whether held-out rewards rose, too.
 
     pairs: of runs in their training reward; labels, rewards: names in reports.
     """
@@ -79,39 +77,31 @@ def verdict(
     few = not any(group.ranked for group in gains.groups)
     sentences = [first_of_few(trained, pairs, labels)] if few and len(trained) > 1 else []
     every = " on every seed" if few and trained[0].seeds > 1 else ""
-    risen, rest = (
-        [line for line in trained if line.tone == "up"],
-        [line for line in trained if line.tone != "up"],
-    )
+    risen = [line for line in trained if line.tone == "up"]
+    rest = [line for line in trained if line.tone != "up"]
     names = lambda some: ", ".join(
         f"{labels[line.method]} ({line.difference:+.3f})" for line in some
     )
     if len(trained) == 1:
         (only,) = trained
         verb = {"up": "raises", "down": "lowers", "": "does not significantly change"}[only.tone]
-        sentences += [
-            (
-                f"{labels[only.method]} {verb} the reward that it was trained "
-                f"on{every and f',{every}'} ({only.difference:+.3f})."
-            )
-        ]
+        sentences.append(
+            f"{labels[only.method]} {verb} the reward that it was trained "
+            f"on{every and f',{every}'} ({only.difference:+.3f})."
+        )
     elif not rest:
         several = "Both methods" if len(trained) == 2 else f"All {len(trained)} methods"
         listed = f": {names(risen)}" if len(risen) < 4 else ""
-        sentences += [
+        sentences.append(
             f"{several} raise the reward that they were trained on{every and f',{every}'}{listed}."
-        ]
+        )
     else:
-        which = (
-            names(risen) if len(risen) == 1 else f"{len(risen) or 'None'} of {len(trained)} methods"
-        )
+        counted = f"{len(risen) or 'None'} of {len(trained)} methods"
+        which = names(risen) if len(risen) == 1 else counted
         verb = "raises" if len(risen) < 2 else "raise"
-        others = (
-            f"; {'not so' if every else 'no significant rise'}: {names(rest)}"
-            if len(rest) < 4
-            else ""
-        )
-        sentences += [f"{which} significantly {verb} the training reward{every}{others}."]
+        fails = "not so" if every else "no significant rise"
+        others = f"; {fails}: {names(rest)}" if len(rest) < 4 else ""
+        sentences.append(f"{which} significantly {verb} the training reward{every}{others}.")
     shared = len(gains.groups) == 1
     ranked = [group for group in gains.groups if len(group.ranked) > 1]
     sentences += [first_of_group(group, labels, {} if shared else rewards) for group in ranked]
@@ -120,7 +110,7 @@ def verdict(
 
 
 def first_of_group(group: Group, labels: Mapping[str, str], rewards: Mapping[str, str]) -> str:
-    """Say which of the methods with one training reward gains most over its seeds, and whom it is significantly above.
+    """Say which method of a group gains most over its seeds, and whom it significantly beats.
 
     rewards: names in reports; empty if all methods share the training reward, which then is not
     named.
@@ -133,11 +123,8 @@ def first_of_group(group: Group, labels: Mapping[str, str], rewards: Mapping[str
         if len(below) < 3
         else f"{len(below)} of the {len(group.ranked) - 1} others"
     )
-    ahead = (
-        f"and is significantly above {whom}"
-        if below
-        else "but is not significantly above any other"
-    )
+    above = f"and is significantly above {whom}"
+    ahead = above if below else "but is not significantly above any other"
     return f"{on}{labels[first.method]} gains most ({first.difference:+.3f}) {ahead}."
 
 
@@ -147,7 +134,7 @@ def held_out_rewards(
     rewards: Mapping[str, str],
     held_out: Sequence[str],
 ) -> str:
-    """Say whether held-out rewards rose too; nothing if none rose with every method and none fell."""
+    """Say whether held-out rewards rose, too; '' if none rose with every method and none fell."""
     others = gains[gains.reward.isin(held_out)]
     tones = others.groupby("reward", sort=False).tone.agg(set)
     always = [rewards[reward] for reward, seen in tones.items() if seen == {"up"}]
@@ -156,26 +143,20 @@ def held_out_rewards(
         f"{rewards[line.reward]} of {labels[line.method]}"
         for line in lines_of(others[others.tone == "down"])
     ]:
-        return (
-            "Some held-out rewards fall: "
-            f"{', '.join(fallen[:4])}{', …' if len(fallen) > 4 else ''}."
-        )
+        more = ", …" if len(fallen) > 4 else ""
+        return f"Some held-out rewards fall: {', '.join(fallen[:4])}{more}."
     not_always = f"; not always significantly: {', '.join(unsure)}" if unsure else ""
     return f"Held-out rewards rise too: {', '.join(always)}{not_always}." if always else ""
 
 
 def first_of_few(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping[str, str]) -> str:
-    """Say how far the first method is before the second; it is ahead if it is so significantly on every seed; trained: the highest gain first.
+    """Say how far the first method is before the second, if they share a training reward and seed.
 
-    The text is empty if they do not share a training reward and a seed.
+    It is ahead if the difference is significant on every seed. trained: the highest gain first.
     """
     first, second = (line.method for line in trained[:2])
     signs = {(first, second): 1, (second, first): -1}
-    shared = [
-        (signs[line.method, line.against], line)
-        for line in pairs
-        if (line.method, line.against) in signs
-    ]
+    shared = [(sign, line) for line in pairs if (sign := signs.get((line.method, line.against)))]
     if not shared:
         return ""
     by = sum(sign * line.difference for sign, line in shared) / len(shared)
@@ -194,7 +175,7 @@ def first_of_few(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping
 def summary(
     trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping[str, str], unit: str = "seed"
 ) -> list[str]:
-    """Return sentences on the training reward: each method against the base, then the methods against each other.
+    """Return sentences on each method against the base, then on methods against each other.
 
     trained: every run beside the base; pairs: of runs in their training reward; unit: what runs are
     numbered by.
@@ -226,13 +207,13 @@ def summary(
 
 
 def what_intervals_are_over(compared: Compared) -> str:
-    """Return a sentence on what an interval over seeds or bases holds for; empty for published models."""
+    """Say what an interval over seeds or bases holds for; '' for published models alone."""
     if compared.unit == "base":
         runs = "one run" if len(compared.seeds) == 1 else f"the mean of {len(compared.seeds)} runs"
         return (
             f"Each value is {runs} on one build of the models, and the interval is over builds: "
-            "Student's t on their means, so that a "
-            "method may gain more on one base than on another."
+            "Student's t on their means, so that a method may gain more on one base "
+            "than on another."
         )
     if compared.settings.models.source == "hub":
         return ""
@@ -243,7 +224,7 @@ def what_intervals_are_over(compared: Compared) -> str:
 
 
 def compared_with(compared: Compared) -> str:
-    """Return a sentence on which methods are compared with which base; empty where the base is drawn in one way."""
+    """Say which base each method is compared with; '' where the base is drawn in one way."""
     if len(compared.drawn) == 1:
         return ""
     named = {
@@ -260,7 +241,7 @@ def compared_with(compared: Compared) -> str:
 
 
 def without_interval(first: pd.DataFrame) -> str:
-    """Return a sentence on differences without an interval; empty if there are none; first: the lines of runs."""
+    """Say why differences have no interval; '' if all have one; first: the lines of runs."""
     if first.known[~first.method.map(is_base)].all():
         return ""
     return (
@@ -270,7 +251,7 @@ def without_interval(first: pd.DataFrame) -> str:
 
 
 def made_before(table: pd.DataFrame, first: pd.DataFrame) -> str:
-    """Return a sentence on results that were made before numerics were recorded; empty for all others."""
+    """Say that results are older than the recording of numerics; '' for all others."""
     if "numerics" in table.attrs["versions"]:
         return ""
     base = first.value[(first.method == BASE[0]) & (first.reward == "verifier")]
@@ -282,7 +263,7 @@ def made_before(table: pd.DataFrame, first: pd.DataFrame) -> str:
 
 
 def paper_rows(compared: Compared, variants: Mapping[Variant, pd.DataFrame]) -> list[dict]:
-    """Pair our runs with the paper's rows of the same method and training rewards; None where the paper has no number.
+    """Pair our runs with the paper's rows of the same method and rewards; None where it has none.
 
     Columns are those of `evaluation.rewards`. `unlike` lists the settings that are not the paper's;
     only if it is empty may the two be compared.
@@ -300,30 +281,25 @@ def paper_rows(compared: Compared, variants: Mapping[Variant, pd.DataFrame]) -> 
         tables = [table for table in PAPER["tables"] if table["steps"] in beside]
         for ((method, seed), lines), table in product(by_run(runs).items(), tables):
             key = method if method in named else theirs.get(method, method)
-            if key in table["rows"] and set(table["trained_on"]) == set(
-                compared.weights.get(method, {})
-            ):
+            trained_on = set(compared.weights.get(method, {}))
+            if key in table["rows"] and set(table["trained_on"]) == trained_on:
                 values = dict(zip(PAPER["rewards"], table["rows"][key]))
                 pairs = [(lines[reward].value, values.get(reward)) for reward in evaluation.rewards]
                 differing = unlike(settings, compared.entries.get(method))
                 if table["steps"] != steps:
                     differing.append(f"evaluation.steps {steps} (the paper's {table['steps']})")
-                about = {
-                    "method": method,
-                    "seed": seed,
-                    "table": f"{table['name']}, {table['steps']} steps",
-                }
+                title = f"{table['name']}, {table['steps']} steps"
+                about = {"method": method, "seed": seed, "table": title}
                 rows.append(about | {"pairs": pairs, "unlike": differing})
     return rows
 
 
 def unlike(settings: SimpleNamespace, entry: ResolvedRun | None) -> list[str]:
-    """Return the settings of an entry, or of other weights (None), that are not the paper's: `training.iterations 200 (the paper's 300)`."""
-    sections = {
-        "models": settings.models,
-        "prompts": settings.prompts,
-        "evaluation": settings.evaluation,
-    }
+    """Return settings that are not the paper's, as `training.iterations 200 (the paper's 300)`.
+
+    entry: None for weights that were trained elsewhere.
+    """
+    sections = {name: getattr(settings, name) for name in ("models", "prompts", "evaluation")}
     # How published weights were trained is not known here
     if entry:
         sections |= {"sampling": entry.sampling, "training": entry.training}

@@ -1,4 +1,4 @@
-"""Tells what an address of a server means: who can reach it, by which names, and whether it holds a password."""
+"""What a server's address says: who can reach it, by which names, and whether it has a login."""
 
 import ipaddress
 import re
@@ -14,7 +14,10 @@ def on_loopback(host: str) -> bool:
 
 
 def checked_url(url: object) -> object:
-    """Return `url`; ValueError, which does not repeat it, if it holds a name or password: it is printed and kept in files."""
+    """Return `url`; ValueError if it holds a name or password, because addresses are printed.
+
+    The error does not repeat the address.
+    """
     if isinstance(url, str) and re.match(r"([^/?#]*//)?[^/?#]*@", url):
         raise ValueError(
             "holds a name or password before @, and addresses are printed and kept in files: "
@@ -24,9 +27,10 @@ def checked_url(url: object) -> object:
 
 
 def names_of(host: str) -> list[str]:
-    """Return the names by which browsers and clients may ask a server that listens on `host`; any (`*`) if that is all addresses.
+    """Return the host names under which a server that listens on `host` may be asked.
 
-    A page of another name that leads here (DNS rebinding) is then refused.
+    `*`, any name, if it listens on all addresses. A page whose own name leads here (DNS rebinding)
+    is then refused.
     """
     with suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:

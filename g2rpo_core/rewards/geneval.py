@@ -1,9 +1,11 @@
-"""Score whether an image shows the objects, numbers, colours and positions that a prompt of GenEval asks for (arXiv 2310.11513).
+"""Score whether an image shows the objects, numbers, colours and positions that GenEval asks for.
 
-An object detector finds objects, and CLIP names their colours, as published: of ten colours the one
-whose texts are nearest to the object on grey. The detector is transformers' Mask2Former, of
-GenEval's own family, or any that finds boxes; GenEval's is mmdet's. What is asked is read from the
-prompt alone. See `geneval_rule` for the rule.
+arXiv 2310.11513. An object detector finds objects, and CLIP names their colours, as published: of
+ten colours the one whose texts are nearest to the object on grey. The detector is transformers'
+Mask2Former, of GenEval's own family, or any that finds boxes; GenEval's is mmdet's. What is asked
+is read from the prompt alone. See `geneval_rule` for the rule.
+
+Experimental: main works without it.
 """
 
 import math
@@ -49,37 +51,40 @@ class GenEvalSettings(RewardSettings):
     partial: bool = Field(
         True,
         description=(
-            "the share of what is asked, as Flow-GRPO trains on; false: "
-            "1 if the image shows all of it, else 0, as GenEval"
+            "Score the share of the prompt's requirements that are met, as Flow-GRPO trains on; "
+            "false: 1 if all are met, else 0, as in GenEval."
         ),
     )
-    threshold: float = Field(
-        0.3, ge=0, le=1, description="objects count that the detector is surer of"
-    )
+    threshold: float = Field(0.3, ge=0, le=1, description="Detections above this confidence count.")
     counting_threshold: float = Field(
-        0.9, ge=0, le=1, description="likewise, where the prompt names a number"
+        0.9, ge=0, le=1, description="The same threshold for prompts that name a number."
     )
-    max_objects: Count = Field(16, description="of a class that count; the surest")
+    max_objects: Count = Field(
+        16, description="Most detections per class that count, by confidence."
+    )
     max_overlap: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="intersection over union from which only the surer of two objects counts; 1: both do",
+        description=(
+            "Intersection over union above which only the more confident of two detections counts; "
+            "1: both do."
+        ),
     )
     position_margin: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="of both objects' sizes, by which their centres must differ for a position",
+        description="Share of both objects' sizes by which centres must differ for a position.",
     )
     shortest_edge: Count | None = Field(
         800,
         description=(
-            "pixels of an image's shorter side for the detector, as published; null: "
-            "as its folder says"
+            "Pixels of an image's shorter side for the detector, as published; null: "
+            "as its folder says."
         ),
     )
-    micro_batch: Count = Field(8, description="images in one call of the detector")
+    micro_batch: Count = Field(8, description="Images per call of the detector.")
 
 
 DEFAULT = GenEvalSettings()
@@ -169,10 +174,10 @@ class Detector:
     def _instances(
         self, outputs, row: int, query: Query, shape: tuple[int, int]
     ) -> dict[str, list[rule.Found]]:
-        """Read masks as mmdet does: the score is the class's probability times the mean of the mask's, and the mask decides the box.
+        """Read masks as mmdet does: score = class probability x the mask's mean probability.
 
-        A mask is enlarged to the image before it is cut at 0, here in one step; transformers' own
-        function cuts it at 384 x 384.
+        Boxes are those of the masks. A mask is enlarged to the image before it is cut at 0, here in
+        one step; transformers' own function cuts it at 384 x 384.
         """
         # Queries and classes that could be above the threshold: a mask's mean is at most 1
         probabilities = outputs.class_queries_logits[row].float().softmax(-1)[:, :-1]
@@ -199,7 +204,7 @@ class Detector:
 
 
 class Colors:
-    """colors(image, objects, name) -> the colour of each object: a CLIP's nearest of ten, as published.
+    """colors(image, objects, name) -> the colour of each object: a CLIP's nearest of ten.
 
     image: [3, H, W] uint8; objects are of the class `name`. A class's texts are encoded once.
     """
@@ -233,7 +238,7 @@ class Colors:
 
 
 def cut_out(image: torch.Tensor, one: rule.Found) -> Image.Image:
-    """Return the object's box, at least a pixel, with grey where the object is not; image: [3, H, W] uint8."""
+    """Cut the object's box, at least a pixel, from an image [3, H, W] uint8; grey around it."""
     pixels = image.permute(1, 2, 0).numpy()
     if one.mask is not None:
         pixels = np.where(one.mask[..., None], pixels, np.uint8(GREY))
@@ -243,10 +248,10 @@ def cut_out(image: torch.Tensor, one: rule.Found) -> Image.Image:
 
 
 class GenEval:
-    """score(images, prompts) -> [N] float32, at most 1, NaN for a prompt that is not GenEval's. Images are rounded to 8 bits.
+    """score(images, prompts) -> [N] float32, at most 1, NaN for a prompt that is not GenEval's.
 
-    Whole images: 0 or 1; with `partial`, shares of what is asked, below 0 with far too many objects
-    (see `geneval_rule.share`).
+    Images are rounded to 8 bits. Whole images: 0 or 1; with `partial`, shares of what is asked,
+    below 0 with far too many objects (see `geneval_rule.share`).
     """
 
     def __init__(self, detector: Detector, colors: Colors, settings: GenEvalSettings = DEFAULT):
@@ -258,12 +263,10 @@ class GenEval:
     def score_with_reasons(
         self, images: Images, prompts: Sequence[str]
     ) -> tuple[torch.Tensor, list[str | None]]:
-        """Return scores [N], and the reason for each NaN: why the prompt is not one of GenEval that the detector can judge."""
+        """Return scores [N], and for each NaN why the detector cannot judge the prompt."""
         check_pairs(images, prompts)
-        scores, reasons = (
-            torch.full((len(prompts),), math.nan),
-            [problem_of_prompt(each, self.classes) for each in prompts],
-        )
+        scores = torch.full((len(prompts),), math.nan)
+        reasons = [problem_of_prompt(each, self.classes) for each in prompts]
         pixels = eight_bit(images)
         judged = [row for row, reason in enumerate(reasons) if reason is None]
         for _, same in groupby(judged, lambda row: pixels[row].shape):
@@ -307,7 +310,10 @@ class GenEval:
 
 
 def problem_of_prompt(prompt: str, classes: Collection[str] | None = None) -> str | None:
-    """Say why no image of this prompt can have a score; None if it can, as far as known without the detector's classes."""
+    """Say why no image of a prompt can have a score; None if it can.
+
+    classes: the detector's; None: not known yet.
+    """
     try:
         rule.parse(prompt, classes)
     except ValueError as error:
@@ -318,9 +324,9 @@ def problem_of_prompt(prompt: str, classes: Collection[str] | None = None) -> st
 def geneval(
     folder: Path, clip: Path, device: torch.device, settings: GenEvalSettings = DEFAULT
 ) -> GenEval:
-    """Load the verifier from a detector's folder, laid out like `facebook/mask2former-swin-small-coco-instance`.
+    """Load the verifier from a detector's folder and a CLIPModel's with its tokenizer.
 
-    clip: the folder of a CLIPModel with its tokenizer, laid out like
+    Laid out like `facebook/mask2former-swin-small-coco-instance` and
     `openai/clip-vit-large-patch14`.
     """
     return GenEval(Detector(folder, device, settings.shortest_edge), Colors(clip, device), settings)

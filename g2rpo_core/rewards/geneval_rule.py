@@ -1,9 +1,11 @@
-"""Read what a prompt of GenEval asks for, and judge what a detector found by GenEval's rule (arXiv 2310.11513).
+"""GenEval's rule (arXiv 2310.11513): what a prompt asks for, and whether found objects fulfil it.
 
 The rule is that of https://github.com/djghosh13/geneval, `evaluation/evaluate_images.py`; the
 shares of what is asked are those that Flow-GRPO trains on
 (https://github.com/yifan123/reward-server, `reward_server/gen_eval.py`). One thing differs: there,
 a relation that does not hold counts both as 0 and as 1, and here only as 0.
+
+Experimental: main works without it.
 """
 
 import math
@@ -56,7 +58,7 @@ class Thing:
 
 
 class Asked(NamedTuple):
-    """What a prompt asks for: one or two classes, and the first's position relative to the second's."""
+    """One or two classes, and the position of the first relative to the second."""
 
     things: tuple[Thing, ...]
     relation: str | None = None
@@ -87,10 +89,10 @@ def class_name(label: str) -> str:
 
 
 def parse(prompt: str, classes: Collection[str] | None = None) -> Asked:
-    """Read a prompt of one of GenEval's six kinds; ValueError if it is of none, or names a class that is not among `classes`.
+    """Read a prompt of one of GenEval's six kinds.
 
-    The plural ends in s or es. classes: in lower case; None takes every word, and leaves a plural
-    as it is.
+    classes: in lower case; None accepts every word, and leaves a plural (in s or es) as it is.
+    ValueError for a prompt of no kind, or for a class that is not among them.
     """
     text = " ".join(prompt.lower().split()).removesuffix(".")
     asked = text.removeprefix("a photo of ")
@@ -99,7 +101,8 @@ def parse(prompt: str, classes: Collection[str] | None = None) -> Asked:
         raise ValueError(f"not a prompt of GenEval ({TEMPLATES})")
     if several:
         return Asked((Thing(_singular(several[2], classes), NUMBERS[several[1]]),))
-    things = tuple(_thing(words, classes) for words in ((two[1], two[3]) if two else (one[1],)))  # type: ignore[index]
+    named = (two[1], two[3]) if two else (one[1],)  # type: ignore[index]
+    things = tuple(_thing(words, classes) for words in named)
     relation = two[2] if two and two[2] != "and" else None
     colored = {thing.color is not None for thing in things}
     if len(colored) > 1 or (relation and True in colored):
@@ -154,7 +157,7 @@ def overlap(a: Box, b: Box) -> float:
 
 
 def relations(a: Box, b: Box, margin: float) -> set[str]:
-    """Return which of RELATIONS box `a` has to box `b`: none if their centres are close, at most two.
+    """Return which of RELATIONS box `a` has to `b`: at most two, none if their centres are close.
 
     On each axis, the distance of the centres counts as far as it is longer than `margin` times the
     sum of both extents. A relation holds if that is more than half of the distance between the
@@ -172,9 +175,9 @@ def relations(a: Box, b: Box, margin: float) -> set[str]:
 
 
 def fulfils(asked: Asked, objects: Objects, colors_of: ColorsOf, margin: float) -> bool:
-    """Return whether an image shows what is asked, as GenEval reports it: the surest objects of a class count, others may be there.
+    """Return whether an image shows what is asked, as GenEval reports it.
 
-    Only where a number is asked for may there be no others.
+    The surest objects of a class count. Others may be there, unless a number is asked for.
     """
     surest = [objects.get(thing.name, ())[: thing.count] for thing in asked.things]
     if any(len(found) < thing.count for thing, found in zip(asked.things, surest)):

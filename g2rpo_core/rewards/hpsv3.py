@@ -1,8 +1,11 @@
-"""Score images by HPSv3 (arXiv 2508.03789): Qwen2-VL reads an image and an instruction, and a head on one token gives the score.
+"""Score images by HPSv3 (arXiv 2508.03789): Qwen2-VL, and a head on the state of one token.
 
-The model is transformers' own. `HPSv3.safetensors` names its weights as transformers 4.45 did, so
-the keys are renamed. All facts are those of the package hpsv3 1.0.0
-(https://github.com/MizzenAI/HPSv3), whose instruction is in templates/hpsv3.v1.txt word for word.
+The model reads an image and an instruction, that of the package hpsv3 1.0.0
+(https://github.com/MizzenAI/HPSv3), word for word in templates/hpsv3.v1.txt; all facts are the
+package's. The model is transformers' own. `HPSv3.safetensors` names its weights as transformers
+4.45 did, so the keys are renamed.
+
+Experimental: main works without it.
 """
 
 import re
@@ -24,7 +27,7 @@ from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
 from g2rpo_core.rewards.unified_reward import conversation, question
 
 TEMPLATE = "hpsv3.v1"
-TOKEN = "<|Reward|>"  # the head reads the state of this token; what follows it in the template changes nothing
+TOKEN = "<|Reward|>"  # the head reads its state; text after it changes nothing
 RENAMED = [  # in this order: the published names in those of `HPSv3Model`
     (r"^visual\.", "trunk.visual."),
     (r"^model\.", "trunk.language_model."),
@@ -37,15 +40,15 @@ EMBEDDING = "trunk.language_model.embed_tokens.weight"
 class HPSv3Settings(RewardSettings):
     """How HPSv3 scores."""
 
-    micro_batch: Count = Field(16, description="images in one call of the model")
+    micro_batch: Count = Field(16, description="Images per call of the model.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of weights and computation; auto: the files'"
+        "auto", description="Dtype of weights and computation; `auto`: that of the files."
     )
     pixels: Count = Field(
         256 * 28 * 28,
         description=(
-            "about the area that an image is resized to; another area than the published one has "
-            "other scores"
+            "Approximate area that images are resized to; scores differ from the published ones at "
+            "another area."
         ),
     )
 
@@ -54,9 +57,9 @@ DEFAULT = HPSv3Settings()
 
 
 class HPSv3Model(nn.Module):
-    """tokens [N, L], their mask, patches and grids of N images -> [N, 2] float32: mean and log deviation of the score.
+    """tokens [N, L], their mask, patches and grids of N images -> [N, 2] float32.
 
-    The head stays float32 whatever the dtype of the trunk.
+    The score's mean and log deviation. The head stays float32 whatever the dtype of the trunk.
     """
 
     def __init__(self, trunk: nn.Module, token: int):
@@ -98,10 +101,10 @@ def from_checkpoint(
     dtype: str = "auto",
     device: torch.device | str = "cpu",
 ) -> HPSv3Model:
-    """Build the model of `HPSv3.safetensors` on a device; config: Qwen2-VL's; token: the id of TOKEN, which is the last.
+    """Build the model of `HPSv3.safetensors` on a device.
 
-    Raise RuntimeError, naming the weights, if they are not exactly those of the model, and
-    ValueError if `token` is not their last.
+    config: Qwen2-VL's; token: the id of TOKEN. Raise RuntimeError, naming the weights, if they are
+    not exactly those of the model, and ValueError if `token` is not their last.
     """
     # The weights under our names
     renamed = {}
@@ -147,19 +150,17 @@ def from_checkpoint(
 
 
 class HPSv3:
-    """mean scores [N] float32, without a gradient or a limit. Images are rounded to 8 bits, as in files.
+    """mean scores [N] float32, unbounded and without a gradient.
 
-    An image is resized by PIL to about `pixels`, both sides whole patches; a narrow side is
-    stretched by a patch, not cropped.
+    Images are rounded to 8 bits, as in files. An image is resized by PIL to about `pixels`, both
+    sides whole patches; a narrow side is stretched by a patch, not cropped.
     """
 
     def __init__(self, model: HPSv3Model, processor, settings: HPSv3Settings = DEFAULT):
         self.model = model.eval().requires_grad_(False)
-        self.processor, self.pixels, self.micro_batch = (
-            processor,
-            settings.pixels,
-            settings.micro_batch,
-        )
+        self.processor = processor
+        self.pixels = settings.pixels
+        self.micro_batch = settings.micro_batch
         self.processor.tokenizer.padding_side = "right"
 
     @torch.no_grad()
@@ -181,7 +182,10 @@ class HPSv3:
 
 
 def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
-    """Return what the model reads, padded on the right: input_ids, attention_mask, pixel_values, image_grid_thw."""
+    """Return the model's inputs, padded on the right.
+
+    They are input_ids, attention_mask, pixel_values and image_grid_thw.
+    """
     from PIL.Image import Resampling
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
@@ -211,7 +215,7 @@ def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
 
 
 def read_processor(folder: Path):
-    """Read the processor of the base model, `Qwen/Qwen2-VL-7B-Instruct`, and give it TOKEN; return it with the token's id."""
+    """Read the processor of `Qwen/Qwen2-VL-7B-Instruct` and add TOKEN; return it and TOKEN's id."""
     processor = transformers.AutoProcessor.from_pretrained(folder, local_files_only=True)
     processor.tokenizer.add_tokens([TOKEN], special_tokens=True)
     return processor, processor.tokenizer.convert_tokens_to_ids(TOKEN)

@@ -1,7 +1,7 @@
-"""Score images by ImageReward: BLIP's image and text towers, the text attending to the image, and a head on its first token.
+"""Score images by ImageReward: BLIP's image and text towers, and a head on the text's first token.
 
-The towers are transformers' own. `ImageReward.pt` names its weights as in BLIP's first code, so the
-keys are renamed.
+The text attends to the image. The towers are transformers' own. `ImageReward.pt` names its weights
+as in BLIP's first code, so the keys are renamed.
 """
 
 import json
@@ -71,7 +71,7 @@ class ImageRewardSettings(BackendSettings):
     """Settings of ImageReward."""
 
     backend: Literal["native", "image-reward"] = Field(
-        "native", description="our own code, or the package image-reward itself"
+        "native", description="`native`: our implementation; `image-reward`: the published package."
     )
 
 
@@ -146,10 +146,11 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
 
 
 class ImageReward:
-    """(raw score - MEAN) / STD, [N] float32: about normal with deviation 1 over the published images. Nothing has a gradient.
+    """(raw score - MEAN) / STD, [N] float32: about N(0, 1) over the published images.
 
-    An image is encoded once per prompt, a prompt is tokenized once. Unlike with CLIP scores, the
-    text cannot be encoded without its image, because it attends to the image in every layer.
+    Nothing has a gradient. An image is encoded once per prompt, a prompt is tokenized once. Unlike
+    with CLIP scores, the text cannot be encoded without its image, because it attends to the image
+    in every layer.
     """
 
     def __init__(
@@ -201,9 +202,10 @@ class ImageReward:
 def image_reward(
     folder: Path, tokenizer: Path, device: torch.device, settings: ScorerSettings = DEFAULT
 ) -> ImageReward:
-    """Load ImageReward from a folder with `ImageReward` (.pt or .safetensors) and `med_config.json`, as in `THUDM/ImageReward`.
+    """Load ImageReward from a folder like `THUDM/ImageReward`.
 
-    tokenizer: the folder of `bert-base-uncased`'s.
+    It has `ImageReward` (.pt or .safetensors) and `med_config.json`. tokenizer: the folder of
+    `bert-base-uncased`'s.
     """
     (file,) = folder.glob("ImageReward.*")
     model = from_checkpoint(

@@ -1,12 +1,14 @@
-"""Score whether an image shows the text that its prompt has in quotation marks, as Flow-GRPO does (flow_grpo/ocr.py) with "".
+"""Score whether an image shows the text in its prompt's quotation marks, as Flow-GRPO does.
 
-Marks of other languages count as well (`QUOTES`). A single straight mark does not: it is an
-apostrophe.
+Flow-GRPO (flow_grpo/ocr.py) knows "" alone; marks of other languages count as well (`QUOTES`). A
+single straight mark does not: it is an apostrophe.
 
 The text is read by RapidOCR, whose models come with the package, so nothing is downloaded;
 Flow-GRPO reads with PaddleOCR. Spaces and case do not count. The score is 1 - min(D, L) / L: D is
 the edit distance between what is read and the text of L characters, and 0 if the text is part of
 what is read.
+
+Experimental: main works without it.
 """
 
 import math
@@ -62,9 +64,9 @@ class OCRSettings(RewardSettings):
         0.5,
         ge=0,
         le=1,
-        description="lines that are read with less are left out; PaddleOCR's too is 0.5",
+        description="Recognized lines below this confidence are dropped; 0.5 as in PaddleOCR.",
     )
-    threads: Count = Field(4, description="images that are read at the same time, in each process")
+    threads: Count = Field(4, description="Images read concurrently in each process.")
 
 
 def without_spaces(text: str) -> str:
@@ -73,7 +75,7 @@ def without_spaces(text: str) -> str:
 
 
 def text_asked(prompt: str) -> str:
-    """Return the first text in quotation marks (`QUOTES`), in lower case without spaces; ValueError if there is none."""
+    """Return the first text in `QUOTES`, lower-case, without spaces; ValueError without one."""
     match = QUOTED.search(prompt)
     if match is None or not (text := without_spaces(match[match.lastindex or 0])):
         raise ValueError("the prompt has no text in double quotes")
@@ -81,7 +83,10 @@ def text_asked(prompt: str) -> str:
 
 
 def similarity(read: str, asked: str) -> float:
-    """Return 1 - min(edit distance, length) / length in [0, 1], and 1 if `asked` is part of `read`; neither has spaces or capitals."""
+    """Return 1 - min(edit distance, length) / length in [0, 1]; 1 if `asked` is part of `read`.
+
+    Neither has spaces or capitals; the length is that of `asked`.
+    """
     from rapidfuzz.distance import Levenshtein
 
     distance = 0 if asked in read else Levenshtein.distance(read, asked)
@@ -89,10 +94,10 @@ def similarity(read: str, asked: str) -> float:
 
 
 class OCR:
-    """score(images, prompts) -> [N] float32 in [0, 1], NaN for a prompt without a text. Images are rounded to 8 bits, as in files.
+    """score(images, prompts) -> [N] float32 in [0, 1], NaN for a prompt without a text.
 
-    read: the text in an image [3, H, W] uint8, its lines joined; `threads` call it at the same
-    time, for an image each.
+    Images are rounded to 8 bits, as in files. read: the text in an image [3, H, W] uint8, its lines
+    joined; `threads` call it at the same time, for an image each.
     """
 
     def __init__(self, read: Read, threads: int):
@@ -104,7 +109,7 @@ class OCR:
     def score_with_reasons(
         self, images: Images, prompts: Sequence[str]
     ) -> tuple[torch.Tensor, list[str | None]]:
-        """Return scores [N], and the reason for each NaN: the prompt has no text in double quotes."""
+        """Return scores [N], and a reason for each NaN: the prompt has no text in double quotes."""
         check_pairs(images, prompts)
         reasons = [problem_of_prompt(prompt) for prompt in prompts]
         texts = self.pool.map(
@@ -127,10 +132,10 @@ def problem_of_prompt(prompt: str) -> str | None:
 
 
 def make_reader(settings: OCRSettings) -> Read:
-    """Make what reads the text of an image, on the processor: RapidOCR with the models in its package, without turning lines.
+    """Make the function that reads an image's text: RapidOCR on the CPU, without turning lines.
 
-    Each thread has models of its own, on one thread: more for one image would wait for each other
-    where cores are shared.
+    Its models come with the package. Each thread has models of its own, on one thread: more for one
+    image would wait for each other where cores are shared.
     """
     from rapidocr import RapidOCR
 

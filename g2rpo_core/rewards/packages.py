@@ -1,10 +1,10 @@
-"""Run the published packages hpsv2 1.2.0, image-reward 1.5 and hpsv3 1.0.0 with today's torch, timm and transformers.
+"""Run the published packages hpsv2 1.2.0, image-reward 1.5 and hpsv3 1.0.0 in today's environment.
 
-Nothing here changes how a score is computed. It replaces packages that only their training or other
-scorers import and names that transformers 5 has moved, and adds a file that hpsv2's wheel lacks.
-The packages never contact a hub: their own classes build the models from the profile's files. They
-compute in float32 and get 8-bit images, as files hold them. Of hpsv3, which is no backend, only the
-model is run, to compare ours with it.
+That is with today's torch, timm and transformers. Nothing here changes how a score is computed. It
+replaces packages that only their training or other scorers import and names that transformers 5
+has moved, and adds a file that hpsv2's wheel lacks. The packages never contact a hub: their own
+classes build the models from the profile's files. They compute in float32 and get 8-bit images, as
+files hold them. Of hpsv3, which is no backend, only the model is run, to compare ours with it.
 """
 
 import importlib.metadata
@@ -29,19 +29,14 @@ from PIL import Image
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, opaque, transforms
 
-VERSIONS = {
-    "hpsv2": "1.2.0",
-    "image-reward": "1.5",
-    "hpsv3": "1.0.0",
-}  # those that the code below is written for, as in requirements-parity.lock
+# Those that the code below is written for, as in requirements-parity.lock
+VERSIONS = {"hpsv2": "1.2.0", "image-reward": "1.5", "hpsv3": "1.0.0"}
 VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
-Score = Callable[
-    [str, Sequence[Image.Image]], Sequence[float]
-]  # of images that were made for one prompt
+Score = Callable[[str, Sequence[Image.Image]], Sequence[float]]  # of one prompt's images
 
 
 class PackageReward:
-    """A package's score with the interface of all rewards, [N] float32. Tensors are rounded to 8 bits."""
+    """A package as a reward, [N] float32. Tensors are rounded to 8 bits."""
 
     # rgb_first: convert images before the package gets them; hpsv2 fails on a fourth channel
     def __init__(self, score: Score, rgb_first: bool = False):
@@ -62,7 +57,7 @@ class PackageReward:
 
 
 def check_installed(package: str, where: str) -> None:
-    """Check that a package has the version that this file is written for; else UserError with the command to install it."""
+    """Check a package's version; UserError with the command that installs the right one."""
     wanted = f"{package}=={VERSIONS[package]}"
     try:
         installed = importlib.metadata.version(package)
@@ -74,7 +69,7 @@ def check_installed(package: str, where: str) -> None:
 
 
 def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
-    """Load hpsv2.img_score.score's loop, in full precision and without reading the weights again at every call."""
+    """Load hpsv2.img_score.score's loop, in float32, with the weights read once, not per call."""
     model, preprocess, tokenize = hpsv2_model(folder, architecture)
     model.to(device)
 
@@ -92,7 +87,7 @@ def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
 
 
 def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
-    """Load ImageReward.score, which takes the images of a prompt one at a time and tokenizes the prompt once."""
+    """Load ImageReward.score: one image at a time, the prompt tokenized once."""
     (file,) = folder.glob("ImageReward.*")
     weights = read_weights(file)
     patch = weights["blip.visual_encoder.patch_embed.proj.weight"]  # [width, 3, patch, patch]
@@ -127,7 +122,10 @@ def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Undo what importing the packages changes in the whole process (no warnings, every log), and hide their warnings."""
+    """Hide the packages' warnings, and restore what their import changes in the whole process.
+
+    They turn all warnings off, and every log on.
+    """
     root = logging.getLogger()
     level, handlers = root.level, [*root.handlers]
     with warnings.catch_warnings():
@@ -141,7 +139,10 @@ def _undisturbed() -> Iterator[None]:
 
 @_undisturbed()
 def hpsv2_model(folder: Path, architecture: str):
-    """Load (model, preprocess, tokenize) of hpsv2 with `HPS_v2.1_compressed`; architecture: a name, or a file in the folder."""
+    """Load (model, preprocess, tokenize) of hpsv2 with `HPS_v2.1_compressed`.
+
+    architecture: a name, or a file in the folder.
+    """
     _place_vocabulary()
     with (
         _replace_missing("clint", "clint.textui", progress=None),
@@ -186,7 +187,10 @@ def hpsv2_model(folder: Path, architecture: str):
 
 @_undisturbed()
 def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
-    """Build ImageReward's own model; vision: sizes of its image tower (VisionTransformer's), hidden: width of its text tower."""
+    """Build ImageReward's own model.
+
+    vision: sizes of its image tower (VisionTransformer's); hidden: width of its text tower.
+    """
     # Names that transformers 5 has moved
     for name in ("apply_chunking_to_forward", "prune_linear_layer"):
         setattr(transformers.modeling_utils, name, getattr(transformers.pytorch_utils, name))
@@ -197,7 +201,8 @@ def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
         _replace_missing("fairscale", "fairscale.nn", "fairscale.nn.checkpoint"),
         _replace_missing("fairscale.nn.checkpoint.checkpoint_activations", checkpoint_wrapper=None),
     ):
-        import ImageReward  # noqa: F401, its modules are reached by name because its classes hide them
+        # Its classes hide its modules, so these are reached by name
+        import ImageReward  # noqa: F401
         from ImageReward.models.BLIP import blip_pretrain, med
         from ImageReward.models.BLIP.vit import VisionTransformer
 
@@ -227,9 +232,10 @@ def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
 
 @_undisturbed()
 def hpsv3_model(config, token: int):
-    """Build HPSv3's own model, with random weights under the published names; config: Qwen2-VL's, token: the id of `<|Reward|>`.
+    """Build HPSv3's own model, with random weights under the published names.
 
-    Called with a processor's batch, it returns {"logits": [N, 2]}.
+    config: Qwen2-VL's; token: the id of `<|Reward|>`. Called with a processor's batch, it returns
+    {"logits": [N, 2]}.
     """
     # The module alone: the package's `__init__` imports what its training needs
     package: Any = ModuleType("hpsv3")
@@ -251,10 +257,8 @@ def hpsv3_model(config, token: int):
     finally:
         del sys.modules["hpsv3"]
     # The arguments of config/HPSv3_7B.yaml
-    config.hidden_size, config.pad_token_id = (
-        config.text_config.hidden_size,
-        config.text_config.pad_token_id,
-    )
+    config.hidden_size = config.text_config.hidden_size
+    config.pad_token_id = config.text_config.pad_token_id
     model = Qwen2VLRewardModelBT(
         config,
         output_dim=2,
@@ -284,10 +288,10 @@ NEEDS = {"turtle": "tkinter"}  # which some distributions leave out of Python
 
 @contextmanager
 def _replace_missing(*names: str, **attributes) -> Iterator[None]:
-    """Replace packages that are missing, or lack what they need, by empty modules while importing code that never uses them.
+    """Stand empty modules in for missing packages while code that never uses them is imported.
 
-    They are removed afterwards, because other libraries check whether, say, `datasets` is
-    installed.
+    Also for packages that lack what they need. They are removed afterwards, because other libraries
+    check whether, say, `datasets` is installed.
     """
     absent = []
     for name in names:

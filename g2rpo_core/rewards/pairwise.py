@@ -1,10 +1,12 @@
-"""Score each image of a group by how often a vision-language model prefers it to the group's others (Pref-GRPO, arXiv 2508.20751).
+"""Score images by their win rates within the group, judged by a vision-language model (Pref-GRPO).
 
-The questions are in templates/, word for word: `think.v1` as
+arXiv 2508.20751. The questions are in templates/, word for word: `think.v1` as
 https://github.com/CodeGoat24/Pref-GRPO asks UnifiedReward-Think, and `rank.v1` as
 https://github.com/CodeGoat24/UnifiedReward asks UnifiedReward to rank two images. Answers count as
 Pref-GRPO counts them: one that names no winner is half a win for both. It rounds win rates to three
 decimals, which is not done here.
+
+Experimental: main works without it.
 """
 
 import re
@@ -35,37 +37,43 @@ Pairs = list[tuple[int, int]]  # positions in a group: the image shown first, an
 class PairwiseSettings(RewardSettings):
     """How images of a group are compared."""
 
-    micro_batch: Count = Field(8, description="pairs of images in one call of the model")
+    micro_batch: Count = Field(8, description="Pairs of images per call of the model.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of weights and computation; auto: the files'"
+        "auto", description="Dtype of weights and computation; `auto`: that of the files."
     )
     template: Literal["think.v1", "rank.v1"] = Field(
         "think.v1",
-        description="the question, which must fit the model: UnifiedReward-Think's, or UnifiedReward's",
+        description=(
+            "Question template of UnifiedReward-Think (`think.v1`) or UnifiedReward (`rank.v1`); "
+            "it must match the model."
+        ),
     )
-    max_new_tokens: Count = Field(4096, description="of an answer; a longer one has no winner")
+    max_new_tokens: Count = Field(
+        4096, description="Longest answer in tokens; a longer one has no winner."
+    )
     opponents: int | None = Field(
         None,
         ge=2,
         multiple_of=2,
         description=(
-            "how many others of its group an image meets: half of them before it and half after "
-            "it, in a ring; null: all"
+            "Opponents per image within its group: half before and half after it, in a ring; null: "
+            "all."
         ),
     )
     judged_by: Name = Field(
         "unified_reward",
         description=(
-            "the reward of evaluations that stands for win rates in reports, "
-            "which score single images"
+            "Reward that stands for win rates in evaluations and reports, "
+            "which score single images."
         ),
     )
     both_orders: bool = Field(
         False,
-        description="ask about each pair in both orders, which cancels a preference for one place",
+        description="Ask about each pair in both orders, which cancels a positional bias.",
     )
-    server: ChatServerSettings | None = Field(  # type: ignore[assignment] # a score server compares nothing
-        None, description="which answers; null: a model in this process"
+    # A score server compares nothing, so the field's type is narrower than its base class's
+    server: ChatServerSettings | None = Field(  # type: ignore[assignment]
+        None, description="Server of the model; null: a model in this process."
     )
 
     @property
@@ -74,7 +82,10 @@ class PairwiseSettings(RewardSettings):
 
 
 def pairs_of(group: int, opponents: int | None, both_orders: bool) -> Pairs:
-    """Return the pairs that are asked about in a group: all, the earlier image first, or those of a ring where each meets `opponents`."""
+    """Return the pairs to ask about in a group: all, or a ring where each meets `opponents`.
+
+    Of all pairs, the earlier image is the first.
+    """
     if opponents is None or opponents >= group - 1:
         once = list(combinations(range(group), 2))
     else:
@@ -87,7 +98,7 @@ def pairs_of(group: int, opponents: int | None, both_orders: bool) -> Pairs:
 
 
 def winner(template: str, answer: str) -> float | None:
-    """Return 1.0 if the answer prefers the first image, 0.0 for the second, 0.5 if they are equal, None if it does not say."""
+    """Return 1.0 if the first image wins, 0.0 if the second does, 0.5 if equal, None if unsaid."""
     if template == "think.v1":
         found = re.search(r"<answer>(.*?)</answer>", answer, re.DOTALL)
         said = found[1] if found else ""
@@ -97,7 +108,10 @@ def winner(template: str, answer: str) -> float | None:
 
 
 class Pairwise:
-    """score_groups(images, prompts, group) -> win rates [N] float32 in [0, 1] and reasons. Images are rounded to 8 bits, as in files."""
+    """score_groups(images, prompts, group) -> win rates [N] float32 in [0, 1] and reasons.
+
+    Images are rounded to 8 bits, as in files.
+    """
 
     def __init__(self, ask: Ask, settings: PairwiseSettings):
         self.ask, self.settings = ask, settings
@@ -112,7 +126,7 @@ class Pairwise:
     def score_groups(
         self, images: Images, prompts: Sequence[str], group: int
     ) -> tuple[torch.Tensor, list[str | None]]:
-        """Compare the images of each group [G], which are in a row; ValueError if N is no multiple of G.
+        """Compare the images of each group, G in a row; ValueError unless G divides N.
 
         A rate is NaN, with a reason, for both images of a pair without an answer, and for a whole
         group of which no answer says anything: such a model was asked in words that it does not
@@ -150,7 +164,7 @@ class Pairwise:
     def _rates(
         self, group: int, pairs: Pairs, answers: Sequence[str | Exception]
     ) -> tuple[list[float], list[str | None]]:
-        """Return win rates [G] and the reasons for missing ones, of the answers about a group's pairs."""
+        """Return a group's win rates [G] from the answers, and the reasons for missing ones."""
         wins, met, said = [0.0] * group, [0] * group, False
         reasons: list[str | None] = [None] * group
         for pair, answer in zip(pairs, answers):
@@ -178,7 +192,7 @@ class Pairwise:
 def pairwise(
     folder: Callable[[], Path], device: torch.device, settings: PairwiseSettings
 ) -> Pairwise:
-    """Load the reward from its model's folder, or for the server in the settings (then `folder` is not called)."""
+    """Load the reward from its model's folder, or, without calling `folder`, for a server."""
     if settings.server is not None:
         return Pairwise(
             ChatServer(settings.server, settings.server.model, settings.max_new_tokens, "pairwise"),

@@ -1,7 +1,8 @@
-"""Read images, and turn them into a model's input: each published scorer has its own way, and the score depends on it.
+"""Read images and turn them into model inputs, in the way of each published scorer.
 
-What is transparent is laid on white first, for every reward (`opaque`). Of the published scorers
-PickScore does so; the others drop the alpha channel, and score what nobody sees.
+The score depends on it. What is transparent is laid on white first, for every reward (`opaque`). Of
+the published scorers PickScore does so; the others drop the alpha channel, and score what nobody
+sees.
 
 | reward | fits by | resamples | converts to RGB |
 |---|---|---|---|
@@ -32,10 +33,9 @@ from PIL import Image
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, reading, whole
 
-OPENAI_MEAN, OPENAI_STD = (
-    (0.48145466, 0.4578275, 0.40821073),
-    (0.26862954, 0.26130258, 0.27577711),
-)  # of CLIP's images
+# Of CLIP's images
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 OPEN = 2**26  # pixels of the images that are open at a time; one with more is refused
 Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
 
@@ -59,10 +59,11 @@ class Preprocess:
     rgb: Literal["first", "last"]
     """When an image of another mode becomes RGB: before or after resampling."""
     crop_floor: bool = False
-    """Of an odd margin, crop the smaller half at the top left (transformers), instead of the even one of the two (torchvision)."""
+    """How an odd margin is cropped: the smaller half at the top left (transformers), or, if False,
+    the even one of the two halves there (torchvision)."""
 
     def __call__(self, images: Images, device: torch.device) -> torch.Tensor:
-        """Fit and normalize images: [N, 3, H, W] float in [0, 1], or N PIL images of any mode and size."""
+        """Fit and normalize [N, 3, H, W] in [0, 1], or N PIL images of any mode and size."""
         if isinstance(images, torch.Tensor):
             fitted = self._tensor(images.to(device, torch.float32))
         else:
@@ -116,7 +117,7 @@ def _to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def in_eight_bits(image: Image.Image) -> Image.Image:
-    """Return an image of 16 bits a value as one of 8, its range to its range; ValueError for a mode whose range is not known."""
+    """Return the image with 8 bits a value, scaled from 16; ValueError for 32 bits and floats."""
     if image.mode.startswith("I;16"):
         return Image.fromarray(np.rint(np.asarray(image, dtype=np.float32) / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -137,7 +138,7 @@ def opaque(image: Image.Image) -> Image.Image:
 
 
 def read_image(path: Path) -> Image.Image:
-    """Read a whole image file as rewards take it: 16 bits a value as 8, what is transparent on white.
+    """Read an image file as rewards take it: at most 8 bits a value, transparency on white.
 
     UserError if it is no image, damaged, too large, or of a range that is not known.
     """
@@ -160,7 +161,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 def eight_bit(images: Images) -> list[torch.Tensor]:
-    """Convert each image to [3, H, W] uint8 on the CPU, as files hold them; what is transparent is laid on white."""
+    """Convert images to [3, H, W] uint8 on the CPU, as files hold them, transparency on white."""
     if isinstance(images, torch.Tensor):
         # one at a time, so that each stays in the processor's cache
         return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
@@ -168,7 +169,7 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
 
 
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:
-    """Check that there is one prompt per image, and that no image has more than 8 bits a value; ValueError otherwise."""
+    """Check for one prompt per image and at most 8 bits a value; ValueError otherwise."""
     if len(images) != len(prompts):
         raise ValueError(
             f"{len(images)} images and {len(prompts)} prompts; need one prompt per image"

@@ -37,17 +37,17 @@ class CustomRewardSettings(RewardSettings):
         None,
         alias="class",
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="package.module:Class",
+        description="Class of the reward, as `package.module:Class`.",
     )
-    settings: dict[str, object] = Field({}, description="what the class is made with")
+    settings: dict[str, object] = Field({}, description="Keyword arguments of the class.")
     version: int = Field(
-        1, description="raise it when the code changes, so that DVC reruns what uses it"
+        1, description="Raise it when the code changes, so that DVC reruns what uses it."
     )
-    label: str | None = Field(None, description="its name in reports")
+    label: str | None = Field(None, description="Name in reports.")
 
 
 def import_class(where: str, path: str) -> Callable[..., Any]:
-    """Import the class at `package.module:Class`; UserError if the module cannot be imported, or has no such class."""
+    """Import the class at `package.module:Class`; UserError if that fails."""
     module, _, attribute = path.partition(":")
     # A program such as `g2rpo` searches only the environment
     if os.getcwd() not in sys.path:
@@ -68,7 +68,7 @@ def import_class(where: str, path: str) -> Callable[..., Any]:
 
 
 def code_of(reward: Reward) -> str | None:
-    """Return the hash of the file with the user's own class; None for any other reward, and for a class without a file."""
+    """Return the hash of the file with a user's own class; None for any other reward."""
     if not isinstance(reward, CustomReward):
         return None
     file = getattr(sys.modules[reward.module], "__file__", None)
@@ -76,7 +76,7 @@ def code_of(reward: Reward) -> str | None:
 
 
 def class_of(name: str, settings: CustomRewardSettings) -> Callable[..., Any]:
-    """Import the class of a reward of the user's own; UserError if that fails, or if it does not take its settings."""
+    """Import the class of a user's own reward; UserError if it does not take its settings."""
     make = import_class(f"rewards.{name}.class", settings.class_ or "")
     try:
         signature = inspect.signature(make)
@@ -93,7 +93,7 @@ def class_of(name: str, settings: CustomRewardSettings) -> Callable[..., Any]:
 
 
 def describe_error(error: Exception) -> str:
-    """Describe an error in the user's own code in one line, with the line of code that raised it."""
+    """Describe an error in the user's own code in one line that ends in the code's file:line."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return (
         f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({at.filename}:{at.lineno})"
@@ -121,9 +121,9 @@ class CustomReward:
 
     @torch.no_grad()
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
-        """Return scores [N] float32; UserError if the user's score is anything but one number per image.
+        """Return scores [N] float32; UserError unless the user's code gives one number per image.
 
-        The user's class gets tensors: PIL images of several sizes one at a time.
+        It gets tensors; PIL images of several sizes come one at a time.
         """
         if not isinstance(images, torch.Tensor):
             if len({image.size for image in images}) > 1:
@@ -162,13 +162,7 @@ class CustomReward:
         return scores.float()
 
 
-EXPERIMENTAL = (
-    "hpsv3",
-    "pairwise",
-    "ocr",
-    "geneval",
-    "votes",
-)  # modules of this package, each with a SPEC
+EXPERIMENTAL = ("hpsv3", "pairwise", "ocr", "geneval", "votes")  # modules here, each with a SPEC
 SPECS: tuple[RewardSpec, ...] = (
     similarity.HPS,
     similarity.CLIP_SCORE,
@@ -191,7 +185,7 @@ ALIASES = {alias: spec.name for spec in SPECS for alias in spec.aliases}  # that
 
 
 def settings_of(section: Section, name: str) -> RewardSettings:
-    """Return the typed settings of one reward, with defaults for what the section leaves out; ValueError if a setting does not fit."""
+    """Return a reward's typed settings, defaults filled in; ValueError if one does not fit."""
     schema = REWARDS[name].settings if name in REWARDS else CustomRewardSettings
     if schema is CustomRewardSettings and not {"class", "server"} & section.get(name, {}).keys():
         raise ValueError(
@@ -212,7 +206,7 @@ def models_of(section: Section, name: str) -> tuple[str, ...]:
 
 
 def compares(name: str) -> bool:
-    """Tell whether a reward compares the images of a group, so that it cannot score single images."""
+    """Tell whether a reward compares images within a group and cannot score single ones."""
     return name in REWARDS and REWARDS[name].calls_in_group is not None
 
 
@@ -223,7 +217,7 @@ def refuse_comparing(where: str, name: str, section: Section) -> str:
 
 
 def measured_by(weights: Mapping[str, float], section: Section) -> dict[str, float]:
-    """Return training rewards and weights with each that `compares` replaced by the reward that judges it."""
+    """Return training rewards and weights; one that `compares` is replaced by its judge."""
     measured: dict[str, float] = {}
     for name, weight in weights.items():
         judge = getattr(settings_of(section, name), "judged_by", "") if compares(name) else name
@@ -253,7 +247,10 @@ def load(
     section: Section | None = None,
     runtime: Runtime = REAL,
 ) -> dict[str, Reward]:
-    """Load the named rewards, in order, from the folder of the stage `models`; section: the profile's section `rewards`."""
+    """Load the named rewards, in order, from the folder of the stage `models`.
+
+    section: the profile's section `rewards`.
+    """
     store = ModelStore(models)
     return {
         name: runtime.read(build, name, store, torch.device(device), section or {})
@@ -262,7 +259,7 @@ def load(
 
 
 def check(name: str, section: Section) -> None:
-    """Check a reward before any model is loaded; UserError if, for example, its class, a key or a package is missing."""
+    """Check a reward before models load; UserError if a class, key or package is missing."""
     settings = settings_of(section, name)
     if isinstance(settings, CustomRewardSettings) and settings.class_ and not settings.remote:
         class_of(name, settings)
@@ -276,7 +273,7 @@ def check(name: str, section: Section) -> None:
 
 
 def build(name: str, models: ModelStore, device: torch.device, section: Section) -> Reward:
-    """Build one reward, whose models are read here unless it asks a server; UserError if a model is not complete."""
+    """Build one reward and read its models, if any; UserError if a model is incomplete."""
     settings = settings_of(section, name)
     if settings.score_server is not None:
         return RemoteReward(name, settings.score_server)

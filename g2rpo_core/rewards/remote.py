@@ -40,16 +40,8 @@ from g2rpo_core.rewards.reward_protocol import (
 from g2rpo_core.rewards.spec import RewardServerSettings, ServerSettings
 
 LONGEST_WAIT = 60.0  # seconds between two tries
-PASSING = {
-    408,
-    409,
-    425,
-    429,
-    500,
-    502,
-    503,
-    504,
-}  # HTTP statuses after which the same request may succeed
+# HTTP statuses after which the same request may succeed
+PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
 MOST_BYTES = 2**26  # largest answer; scores and reasons are short
 REFUSED = {401, 403, 404}  # wrong key, model or address: every request would fail
 
@@ -122,7 +114,7 @@ class HttpClient:
         )
 
     def together(self, ask: Callable[..., T], *items: Sequence) -> list[T]:
-        """Call `ask` on the first of all items, the second of all, …, at most `concurrency` at once; return the answers in order."""
+        """Map `ask` over the items, at most `concurrency` calls at once; answers are in order."""
         with ThreadPoolExecutor(self.settings.concurrency) as pool:
             return list(pool.map(ask, *items))
 
@@ -171,7 +163,7 @@ class HttpClient:
         return bytes(data) if text == sent else text.encode(errors="replace")
 
     def without_key(self, text: str) -> str:
-        """Return what a server says without the key, which it may repeat: it is printed, and kept in files.
+        """Return a server's answer without the key, because answers are printed and kept in files.
 
         In JSON, the key is found behind escapes, too.
         """
@@ -187,7 +179,7 @@ class HttpClient:
 
 
 class Watch:
-    """End the connection of one request after `seconds`, whatever it waits for; `late` says that it did. A context manager."""
+    """Context manager that ends a request's connection after `seconds`; `late` says that it did."""
 
     def __init__(self, seconds: float):
         self.late, self.streams = False, list[Any]()
@@ -229,10 +221,10 @@ def seconds(retry_after: str | None) -> float:
 
 
 class RemoteReward:
-    """score(images, prompts) -> [N] float32, NaN where a score is missing; `score_with_reasons` also says why.
+    """score(images, prompts) -> [N] float32, NaN where a score is missing.
 
-    The constructor asks the server which reward it serves: UserError if it serves another one,
-    TransientError if it cannot be reached now.
+    `score_with_reasons` also says why. The constructor asks the server which reward it serves:
+    UserError if it serves another one, TransientError if it cannot be reached now.
     """
 
     def __init__(self, name: str, settings: RewardServerSettings):

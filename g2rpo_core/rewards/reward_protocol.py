@@ -1,4 +1,4 @@
-"""Encode and decode the messages between a client and a score server, as docs/reward_servers.md describes them."""
+"""The messages between a client and a score server, as docs/reward_servers.md describes them."""
 
 import base64
 import binascii
@@ -20,9 +20,7 @@ PNG, NPY = "image/png", "application/x-npy"
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 FLOAT32 = np.dtype("<f4")
 LARGEST = torch.finfo(torch.float32).max  # scores are kept as float32
-Sent = tuple[
-    torch.Tensor | Image.Image, int
-]  # an image, as [3, H, W] float32 or a PIL image, and its number of pixels
+Sent = tuple[torch.Tensor | Image.Image, int]  # an image, [3, H, W] float32 or PIL, and its pixels
 Scored = tuple[float, str | None]  # a score, or NaN and the reason why there is none
 
 
@@ -53,10 +51,10 @@ class ScoreRequest(BaseModel):
 
 
 def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
-    """Encode N images as data URLs: tensors [N, 3, H, W] in [0, 1] in that form, PIL images losslessly as PNG of their own mode.
+    """Encode N images as data URLs: tensors [N, 3, H, W] in [0, 1] as `form`, PIL images as PNG.
 
-    What is transparent is laid on white, as servers would each do in their way. Modes that PNG does
-    not have, such as CMYK, are sent as RGB.
+    PNG is lossless, in the image's own mode. What is transparent is laid on white, as servers would
+    each do in their way. Modes that PNG does not have, such as CMYK, are sent as RGB.
     """
     from torchvision.transforms.v2 import functional as TF
 
@@ -87,7 +85,10 @@ def _data_url(media: str, data: bytes) -> str:
 
 
 def decode(url: str, most_pixels: int) -> Sent:
-    """Decode the image in a data URL; ValueError, before memory is allocated, if it is not one or has too many pixels."""
+    """Decode the image in a data URL; ValueError if it is none or has too many pixels.
+
+    The size is checked before memory is allocated.
+    """
     head, _, text = url.partition(",")
     media = head.removeprefix("data:").removesuffix(";base64")
     if head != f"data:{media};base64" or media not in (PNG, NPY):
@@ -141,7 +142,7 @@ def _check_pixels(pixels: int, most: int) -> int:
 
 
 def answer(scores: Sequence[Scored]) -> dict[str, list]:
-    """Return the body of an answer to POST /score: a score that is not finite becomes null, with a reason."""
+    """Return the body of an answer to POST /score; a score that is not finite becomes null."""
     return {
         "scores": [score if math.isfinite(score) else None for score, _ in scores],
         "reasons": [
@@ -152,7 +153,7 @@ def answer(scores: Sequence[Scored]) -> dict[str, list]:
 
 
 def read_answer(data: bytes, count: int) -> list[Scored]:
-    """Read the scores of `count` images; ValueError if the whole is no answer, a reason where a score is not a finite number."""
+    """Read `count` scores, with a reason for each that is not finite; ValueError for no answer."""
     try:
         body = json.loads(data)
         scores, reasons = body["scores"], body.get("reasons") or [None] * count
@@ -188,7 +189,7 @@ def _read_score(score: object, why: object) -> Scored:
 
 
 def read_health(data: bytes) -> Health:
-    """Read the answer to GET /health; ValueError with a readable reason if it is not from a score server."""
+    """Read the answer to GET /health; ValueError, readable, if no score server sent it."""
     try:
         return Health.model_validate_json(data)
     except ValidationError as error:

@@ -2,6 +2,8 @@
 
 Requests are scored one after the other. One that cannot be answered gets a status and a reason in
 one line, never a made-up score.
+
+Experimental: main works without it.
 """
 
 import asyncio
@@ -112,9 +114,8 @@ def make_app(served: Served) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(
-            {"detail": f"the server failed: {type(error).__name__}"}, 500
-        )  # its log has more
+        # The server's log has more
+        return JSONResponse({"detail": f"the server failed: {type(error).__name__}"}, 500)
 
     return app
 
@@ -127,7 +128,7 @@ def check_key(request: Request, key: str | None) -> None:
 
 @asynccontextmanager
 async def whole_body(request: Request, most: int, room: Room) -> AsyncIterator[bytes]:
-    """Read the body of a request, and keep its room until the block ends; no more than `most` bytes of it are ever held."""
+    """Read a request's body, at most `most` bytes, and hold its room until the block ends."""
     length = request.headers.get("content-length", "0")
     data = bytearray()
     try:
@@ -225,16 +226,18 @@ def score_images(
     scored: dict[int, Scored] = {}
     for shape, numbers in alike.items():
         part = [images[number] for number in numbers]
-        together = torch.stack(part).to(served.device) if shape is not None else part  # type: ignore[arg-type]
-        values, reasons = score_one(
-            served.reward, together, [prompts[number] for number in numbers]
-        )
+        if shape is not None:
+            part = torch.stack(part).to(served.device)  # type: ignore[arg-type, assignment]
+        values, reasons = score_one(served.reward, part, [prompts[number] for number in numbers])
         scored |= dict(zip(numbers, zip(values.tolist(), reasons)))
     return [scored[number] for number in range(len(images))]
 
 
 def describe(name: str, label: str, settings: dict, models: dict, note: str | None) -> Health:
-    """Describe the server; its version changes with the release and with what decides scores: settings and models' files."""
+    """Describe the server; its version is the release and a hash of settings and model files.
+
+    These decide scores.
+    """
     decides = json.dumps({"settings": settings, "models": models}, sort_keys=True).encode()
     try:
         release = importlib.metadata.version("g2rpo")

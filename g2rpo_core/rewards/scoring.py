@@ -28,9 +28,9 @@ def score_all(
     prompts: Sequence[str],
     group: int | None = None,
 ) -> Scores:
-    """Score every image [N, 3, H, W] with every reward; a `RewardWithReasons` gives its own reasons.
+    """Score every image [N, 3, H, W] with every reward, with reasons for missing scores.
 
-    group: each so many images in a row are a group, for a `GroupReward`, which raises UserError
+    group: size of the groups of consecutive images, for a `GroupReward`, which raises UserError
     without it.
     """
     values, reasons = zip(
@@ -43,7 +43,7 @@ def score_all(
 def score_one(
     reward: Reward, images: Images, prompts: Sequence[str], group: int | None = None
 ) -> tuple[torch.Tensor, list[str | None]]:
-    """Score images with one reward: scores [N], and the reason for each that is not finite; group: as in `score_all`."""
+    """Score images with one reward: scores [N], and a reason for each that is not finite."""
     if group is not None and isinstance(reward, GroupReward):
         return reward.score_groups(images, prompts, group)
     if isinstance(reward, RewardWithReasons):
@@ -57,7 +57,10 @@ def score_one(
 def score_table(
     rewards: Mapping[str, Reward], prompts: list[Prompt], images: torch.Tensor
 ) -> pd.DataFrame:
-    """Return one row per prompt and reward: prompt_id, style, reward, score, reason; a missing score is NaN and has a reason."""
+    """Return a row per prompt and reward: prompt_id, style, reward, score, reason.
+
+    A missing score is NaN and has a reason.
+    """
     scores, reasons = score_all(rewards, images, [prompt.text for prompt in prompts])
     rows = [
         {
@@ -74,7 +77,10 @@ def score_table(
 
 
 def note_cut(rewards: Mapping[str, Reward], prompts: Iterable[str]) -> None:
-    """Print a line for each reward that reads the beginning of some prompts alone: how many, and the longest; once for a run's prompts."""
+    """Print, for each reward that truncates prompts, how many it cuts, and the longest.
+
+    Call it once, with all prompts of a run.
+    """
     texts = list(dict.fromkeys(prompts))
     for name, reward in rewards.items():
         if tokens := getattr(reward, "tokens", None):
@@ -82,7 +88,10 @@ def note_cut(rewards: Mapping[str, Reward], prompts: Iterable[str]) -> None:
 
 
 def check_missing(name: str, missing: int, total: int, largest: float, reason: str = "") -> None:
-    """Check that at most the share `largest` of a reward's `total` scores is missing; else UserError with the example `reason`."""
+    """Check that at most the share `largest` of scores is missing; else UserError.
+
+    reason: an example for its message.
+    """
     if missing > largest * total:
         raise UserError(
             f"reward {name}: {missing} of {total} scores are missing, "

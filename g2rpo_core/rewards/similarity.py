@@ -1,4 +1,4 @@
-"""Score images by the cosine of image and prompt under a model of two towers: HPS-v2.1, CLIP Score and PickScore.
+"""Score images by the cosine of a two-tower model: HPS-v2.1, CLIP Score and PickScore.
 
 HPS-v2.1 and CLIP Score leave out the model's logit scale; PickScore has it, over 100, as in the
 paper (0.22, not 22).
@@ -49,11 +49,9 @@ class CosineScore:
         scale: float = 1.0,
         tokens: Tokens | None = None,
     ):
-        self.encode_images, self.encode_texts, self.preprocess = (
-            encode_images,
-            encode_texts,
-            preprocess,
-        )
+        self.encode_images = encode_images
+        self.encode_texts = encode_texts
+        self.preprocess = preprocess
         self.device, self.scale, self.micro_batch = device, scale, settings.micro_batch
         self.dtype, self.tokens = getattr(torch, settings.dtype), tokens
         self._texts: dict[str, torch.Tensor] = {}
@@ -106,7 +104,10 @@ def make_open_clip_score(
 
 
 def _count_tokens(tokenize, texts: Sequence[str]) -> list[int]:
-    """Return how many tokens open_clip's tokenizer makes of each text before it cuts: its own, or one of transformers in it."""
+    """Count the tokens of each text before truncation.
+
+    tokenize: open_clip's own tokenizer, or its wrapper of one of transformers.
+    """
     if hasattr(tokenize, "encode"):
         return [len(tokenize.encode(text)) + 2 for text in texts]  # its start and end
     return [len(ids) for ids in tokenize.tokenizer(list(texts), verbose=False).input_ids]
@@ -116,7 +117,7 @@ class HPSSettings(BackendSettings):
     """Settings of HPS-v2.1."""
 
     backend: Literal["native", "hpsv2"] = Field(
-        "native", description="our own code, or the package hpsv2 itself"
+        "native", description="`native`: our implementation; `hpsv2`: the published package."
     )
 
 
@@ -163,7 +164,10 @@ HPS = RewardSpec(
 def clip_score(
     folder: Path, device: torch.device, settings: ScorerSettings = DEFAULT
 ) -> CosineScore:
-    """Load CLIP Score from a folder with `open_clip_config.json` and weights, laid out like `apple/DFN5B-CLIP-ViT-H-14`."""
+    """Load CLIP Score from a folder like `apple/DFN5B-CLIP-ViT-H-14`.
+
+    It has `open_clip_config.json` and weights.
+    """
     import open_clip
 
     name = f"local-dir:{folder}"
@@ -206,12 +210,10 @@ def pickscore(
     processor: the folder with the tokenizer and `preprocessor_config.json`, as
     `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`'s.
     """
-    model = (
-        load_whole(transformers.CLIPModel, folder, dtype=torch.float32).eval().requires_grad_(False)
-    )
-    scale = (
-        model.logit_scale.exp().item() / 100
-    )  # before rounding: in bfloat16 it would be off by a hundredth
+    model = load_whole(transformers.CLIPModel, folder, dtype=torch.float32)
+    model.eval().requires_grad_(False)
+    # Before rounding: in bfloat16 it would be off by a hundredth
+    scale = model.logit_scale.exp().item() / 100
     model.to(device, getattr(torch, settings.dtype))
     tokenizer = transformers.AutoTokenizer.from_pretrained(processor)
     config = json.loads((processor / "preprocessor_config.json").read_text())

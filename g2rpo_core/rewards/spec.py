@@ -1,4 +1,4 @@
-"""Define the interface of a reward, its settings, and the `RewardSpec` that describes a built-in one in its own file."""
+"""The interface of a reward, its settings, and `RewardSpec`, which describes a built-in one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,8 @@ from g2rpo_core.rewards.addresses import checked_url
 if TYPE_CHECKING:
     from g2rpo_core.rewards.preprocess import Images
 
-Section = Mapping[
-    str, Mapping[str, object]
-]  # the section `rewards` of a profile: name -> settings, not yet checked
+# The section `rewards` of a profile: name -> settings, not yet checked
+Section = Mapping[str, Mapping[str, object]]
 
 
 class Reward(Protocol):
@@ -31,7 +30,10 @@ class Reward(Protocol):
 
 
 class Tokens(NamedTuple):
-    """How much of a prompt a reward reads, in its attribute `tokens`; one without it reads all, or it is not known here."""
+    """A reward's attribute `tokens`: how much of a prompt it reads.
+
+    A reward without it reads all of it, or the limit is not known here.
+    """
 
     limit: int
     """Tokens, those of beginning and end included; what follows is cut."""
@@ -41,7 +43,7 @@ class Tokens(NamedTuple):
 
 @runtime_checkable
 class RewardWithReasons(Protocol):
-    """A reward that can fail on single images: scores [N], with NaN for each missing one, and the reasons."""
+    """A reward that can fail on single images: scores [N], NaN where missing, and reasons."""
 
     def score_with_reasons(
         self, images: "Images", prompts: Sequence[str]
@@ -68,49 +70,58 @@ class ServerSettings(Settings):
     """A server that a reward asks."""
 
     url: Annotated[str, BeforeValidator(checked_url)] = Field(
-        pattern=r"^https?://\S+$", description="the server's address"
+        pattern=r"^https?://\S+$", description="Address of the server."
     )
-    timeout: float = Field(120, gt=0, le=86_400, description="seconds for one try")
-    tries: int = Field(5, gt=0, le=1000, description="of each request")
+    timeout: float = Field(120, gt=0, le=86_400, description="Seconds per try.")
+    tries: int = Field(5, gt=0, le=1000, description="Tries per request.")
     backoff: float = Field(
         1.0,
         ge=0,
         le=3600,
         description=(
-            "seconds before the second try, doubled before each further one, "
-            "and up to as many more at random"
+            "Seconds before the second try, doubled before each further one; "
+            "up to as many are added at random."
         ),
     )
-    concurrency: Connections = Field(16, description="open requests at once")
+    concurrency: Connections = Field(16, description="Concurrent requests.")
     key_variable: str | None = Field(
-        None, description="the environment variable with the server's key"
+        None, description="Environment variable that holds the server's key."
     )
 
 
 class RewardServerSettings(ServerSettings):
-    """A score server, such as `g2rpo serve-reward` (docs/reward_servers.md); /health and /score are added to its url."""
+    """A score server, such as `g2rpo serve-reward` (docs/reward_servers.md).
+
+    /health and /score are added to its url.
+    """
 
     concurrency: Connections = Field(
         4,
         description=(
-            "open requests at once; the server scores one after the other, "
-            "and each holds its images in memory"
+            "Concurrent requests; the server scores one at a time, "
+            "and each holds its images in memory."
         ),
     )
-    reward: str | None = Field(None, description="its name at the server; null: the name here")
-    version: str | None = Field(None, description="that the server must have; null: any")
-    max_images_per_request: Count = Field(8, description="images in one request")
+    reward: str | None = Field(
+        None, description="Name of the reward at the server; null: the name here."
+    )
+    version: str | None = Field(None, description="Version that the server must report; null: any.")
+    max_images_per_request: Count = Field(8, description="Images per request.")
     images: Literal["float32", "png"] = Field(
-        "float32", description="how tensors are sent: exactly, or rounded to 8 bits"
+        "float32",
+        description="How tensors are sent: exactly (`float32`), or rounded to 8 bits (`png`).",
     )
 
 
 class ChatServerSettings(ServerSettings):
-    """A server with OpenAI's chat completions, such as vLLM's or SGLang's, whose url ends in the API's version."""
+    """A server with OpenAI's chat completions, such as vLLM's or SGLang's.
 
-    model: str = Field(description="its name at the server")
+    Its url ends in the API's version, such as /v1.
+    """
+
+    model: str = Field(description="Name of the model at the server.")
     concurrency: Connections = Field(
-        16, description="open requests at once; such servers batch them"
+        16, description="Concurrent requests; such servers batch them."
     )
 
 
@@ -121,10 +132,10 @@ class RewardSettings(Settings):
         0.05,
         ge=0,
         lt=1,
-        description="the largest share of images without a score before an evaluation stops",
+        description="Largest share of images without a score; an evaluation stops above it.",
     )
     server: RewardServerSettings | None = Field(
-        None, description="where scores come from; null: computed here"
+        None, description="Server that computes the scores; null: this process does."
     )
 
     @property
@@ -139,11 +150,14 @@ class RewardSettings(Settings):
 
 
 class ScorerSettings(RewardSettings):
-    """Settings of a reward with a model. Scores are always float32; in bfloat16 they do not equal the published package's to 1e-5."""
+    """Settings of a reward with a model. Scores are always float32.
 
-    micro_batch: Count = Field(256, description="images in one call of the model")
+    In bfloat16 they differ from the published package's by more than 1e-5.
+    """
+
+    micro_batch: Count = Field(256, description="Images per call of the model.")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of weights and computation"
+        "float32", description="Dtype of weights and computation."
     )
 
 
@@ -195,10 +209,11 @@ class RewardSpec:
 
     name: str
     label: str
-    build: Callable[
-        [ModelStore, torch.device, Any], Reward
-    ]  # the last argument is of the type `settings`
-    """Make the reward from the profile's models, on a device. It imports its libraries when called, so that listing names is fast."""
+    build: Callable[[ModelStore, torch.device, Any], Reward]
+    """Make the reward from the profile's models, on a device; the last argument is a `settings`.
+
+    It imports its libraries when called, so that listing names is fast.
+    """
     settings: type[RewardSettings] = ScorerSettings
     models: tuple[str, ...] = ()
     """Those of the profile's models that it reads, unless its settings are `remote`."""
@@ -210,13 +225,13 @@ class RewardSpec:
     tasks_only: bool = False
     """Whether it only knows captions and images of tiny tasks."""
     calls_in_group: Callable[[Any, int], float] | None = None
-    """Of a `GroupReward`, whose settings have `judged_by`: calls of its model per image, of its settings and the group's size.
+    """Calls of its model per image, from its settings and the group's size; None: scored alone.
 
-    None: an image is scored by itself.
+    Of a `GroupReward`, whose settings have `judged_by`.
     """
     requires: tuple[str, ...] = ()
-    """Modules that it needs unless its settings are `remote`; the package's extra of the reward's name brings them."""
+    """Modules that it needs unless `remote`; the package's extra of the reward's name has them."""
     problem_of_prompt: Callable[[str], str | None] = lambda prompt: None
     """Say why no image of a prompt can have a score; None if it can."""
     check: Callable[[Any], object] | None = None
-    """Check its settings, unless they are `remote`, without a model; UserError if, for example, a file is missing."""
+    """Check settings unless `remote`, without a model; UserError if, say, a file is missing."""

@@ -1,4 +1,4 @@
-"""Ask a vision-language model about each image, and read its answer as a score from 1 to 5 (UnifiedReward).
+"""Score images from 1 to 5 by a vision-language model's answer to a question (UnifiedReward).
 
 The questions are in templates/, word for word as UnifiedReward's authors publish them. Three
 families are in use, and their scores are not interchangeable: `final_score` (the first models:
@@ -35,11 +35,8 @@ from g2rpo_core.rewards.spec import (
 
 FOLDER = Path(__file__).parent / "templates"
 AXES = ("Alignment Score (1-5):", "Coherence Score (1-5):", "Style Score (1-5):")
-TEMPLATES = {
-    "final_score.v1": ("Final Score:",),
-    "word_axes.v1": AXES,
-    "axes.v1": AXES,
-}  # name -> the labels of its scores
+# Name -> the labels of its scores
+TEMPLATES = {"final_score.v1": ("Final Score:",), "word_axes.v1": AXES, "axes.v1": AXES}
 LOWEST, HIGHEST = 1.0, 5.0
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
 Answers = list[str | Exception]  # an answer, or why there is none
@@ -53,12 +50,12 @@ class UnifiedRewardServerSettings(RewardServerSettings):
     model: str | None = Field(
         None,
         description=(
-            "of a server with OpenAI's chat completions, whose url ends in the API's version, "
-            "as http://localhost:8000/v1"
+            "Model of a server with OpenAI's chat completions, whose url ends in the API's "
+            "version, such as http://localhost:8000/v1."
         ),
     )
     concurrency: Connections = Field(
-        16, description="open requests at once; such servers batch them"
+        16, description="Concurrent requests; such servers batch them."
     )
 
     @model_validator(mode="after")
@@ -75,16 +72,18 @@ class UnifiedRewardServerSettings(RewardServerSettings):
 class UnifiedRewardSettings(RewardSettings):
     """How UnifiedReward is asked."""
 
-    micro_batch: Count = Field(16, description="images in one call of the model")
+    micro_batch: Count = Field(16, description="Images per call of the model.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of weights and computation; auto: the files'"
+        "auto", description="Dtype of weights and computation; `auto`: that of the files."
     )
     template: Literal["final_score.v1", "word_axes.v1", "axes.v1"] = Field(
-        "final_score.v1", description="the family of questions, which must fit the model"
+        "final_score.v1", description="Question template; it must match the model."
     )
-    max_new_tokens: Count = Field(512, description="of an answer; a longer one has no score")
+    max_new_tokens: Count = Field(
+        512, description="Longest answer in tokens; a longer one has no score."
+    )
     server: UnifiedRewardServerSettings | None = Field(
-        None, description="where scores come from; null: a model in this process"
+        None, description="Server of the model; null: a model in this process."
     )
 
     @property
@@ -106,7 +105,7 @@ def question(template: str, prompt: str) -> str:
 
 
 def parse(template: str, answer: str) -> float:
-    """Return the score in [1, 5]: the one after the template's label, or the mean of those after its three.
+    """Return the score in [1, 5]: the number after the template's label, or the mean of its three.
 
     ValueError, saying what is wrong, unless every label appears exactly once, followed by only a
     number from 1 to 5.
@@ -136,7 +135,10 @@ def conversation(text: str, images: int = 1) -> list[dict]:
 
 
 class UnifiedReward:
-    """score(images, prompts) -> [N] float32 in [1, 5], NaN where a score is missing. Images are rounded to 8 bits, as in files."""
+    """score(images, prompts) -> [N] float32 in [1, 5], NaN where a score is missing.
+
+    Images are rounded to 8 bits, as in files.
+    """
 
     def __init__(self, ask: Ask, template: str):
         self.ask, self.template = ask, template
@@ -147,7 +149,7 @@ class UnifiedReward:
     def score_with_reasons(
         self, images: Images, prompts: Sequence[str]
     ) -> tuple[torch.Tensor, list[str | None]]:
-        """Return scores [N], and the reason for each NaN: the failure, or what is wrong with the answer, with its text."""
+        """Return scores [N], and for each NaN the failure, or what is wrong with the answer."""
         check_pairs(images, prompts)
         answers = self.ask(
             [[image] for image in eight_bit(images)],
@@ -166,9 +168,10 @@ class UnifiedReward:
 
 
 class InProcess:
-    """Asks a model in this process, greedily, about one or several images at once: a transformers folder of one of FAMILIES.
+    """Ask a model in this process, greedily, about one or several images at once.
 
-    reward: whose settings a mistake names; micro_batch: questions in one call.
+    folder: of a transformers model of one of FAMILIES; reward: whose settings a mistake names;
+    micro_batch: questions in one call.
     """
 
     def __init__(
@@ -234,10 +237,10 @@ class InProcess:
 
 
 class ChatServer:
-    """ask(the images of N questions, N questions) -> N answers in order, with Unanswered where every try failed.
+    """ask(the images of N questions, N questions) -> N answers in order.
 
-    reward: whose settings a mistake names. UserError if the server refuses every request: wrong
-    key, model or address.
+    Unanswered stands where every try failed. reward: whose settings a mistake names. UserError if
+    the server refuses every request: wrong key, model or address.
     """
 
     def __init__(
@@ -295,7 +298,7 @@ def _url(image: torch.Tensor) -> str:
 def unified_reward(
     folder: Callable[[], Path], device: torch.device, settings: UnifiedRewardSettings
 ) -> UnifiedReward:
-    """Load UnifiedReward from its model's folder, or for the chat server in the settings (then `folder` is not called)."""
+    """Load UnifiedReward from its model's folder, or, without calling `folder`, for a server."""
     if settings.server is not None and settings.server.model is not None:
         return UnifiedReward(
             ChatServer(settings.server, settings.server.model, settings.max_new_tokens),

@@ -1,12 +1,15 @@
-"""Fit a reward to human votes: a linear Bradley-Terry head on the features of the profile's CLIP Score model.
+"""A reward fitted to human votes: a linear Bradley-Terry head on features of CLIP Score's model.
 
 A vote says which of two images of one prompt is better. With phi(image, prompt) = [f, f * t], unit
-vectors f of the image and t of the prompt, the odds that the left image wins are exp(w . (phi(left)
-- phi(right))) (Bradley and Terry, 1952), and the score is w . phi: a difference of 1 means odds of
-e. All ones on f * t would be CLIP Score itself. Features of the prompt alone cancel.
+vectors f of the image and t of the prompt, the odds that the left image wins are
+exp(w . (phi(left) - phi(right))) (Bradley and Terry, 1952), and the score is w . phi: a difference
+of 1 means odds of e. All ones on f * t would be CLIP Score itself. Features of the prompt alone
+cancel. The model is the profile's.
 
 The votes are a Parquet file (`SCHEMA`, a row per vote), with the images beside it. `g2rpo demo`
 writes both.
+
+Experimental: main works without it.
 """
 
 import hashlib
@@ -42,33 +45,30 @@ SCHEMA = pa.schema(
     | {f"{side}_{name}": kind for side in SIDES for name, kind in _OF_A_SIDE.items()}
     | {"time": pa.timestamp("us", tz="UTC"), "voter": pa.string()}
 )
-LEAST_VOTES, LEAST_PROMPTS = (
-    30,
-    5,
-)  # votes that are not `equal`, and their prompts; with fewer nothing is fitted
+LEAST_VOTES, LEAST_PROMPTS = 30, 5  # to fit: votes that are not `equal`, and their prompts
 FOLDS = 5
 FORM = "1"  # of the head: raise it when features or fit change, so that kept heads are fitted again
 
 
 class VotesSettings(ScorerSettings):
-    """Settings of the reward that is fitted to human votes; micro_batch and dtype are those of the CLIP Score model."""
+    """Settings of the reward fitted to votes; micro_batch and dtype are CLIP Score's model's."""
 
     file: str | None = Field(
-        None, description="the votes, such as votes/tiny.parquet; the images are beside it"
+        None, description="File of votes, such as votes/tiny.parquet; the images are beside it."
     )
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="hash of that file, so that new votes rerun what uses them; `g2rpo votes` prints it",
+        description="Hash of the file; new votes rerun what uses them. Printed by `g2rpo votes`.",
     )
     l2: Scale = Field(
         1.0,
-        description="strength of the prior: l2 / 2 * |w|^2 is added to the summed log loss of all votes",
+        description="Prior's strength: adds l2 / 2 * |w|^2 to the summed log loss of the votes.",
     )
 
 
 def read_votes(file: Path) -> pd.DataFrame:
-    """Read the votes, one row each (see `SCHEMA`); UserError if the file is missing, damaged, or no file of votes."""
+    """Read the votes, a row each (`SCHEMA`); UserError if the file is missing or damaged."""
     table = read_table(existing(file), SCHEMA.names)
     with reading(file):
         table = pa.Table.from_pandas(table, schema=SCHEMA, preserve_index=False).to_pandas()
@@ -101,7 +101,7 @@ def enough(file: Path, table: pd.DataFrame) -> None:
 
 
 def read_images(file: Path, table: pd.DataFrame, side: str) -> list[Image.Image]:
-    """Read the left or right image of each vote; UserError for one that is gone or not the one that was voted on."""
+    """Read each vote's left or right image; UserError unless it is the one that was voted on."""
     images = []
     for name, expected in zip(table[f"{side}_file"], table[f"{side}_sha256"]):
         path = whole(file.parent / name)
@@ -137,12 +137,15 @@ def won(table: pd.DataFrame) -> torch.Tensor:
 def gradient(
     weights: torch.Tensor, scaled: torch.Tensor, wins: torch.Tensor, l2: float
 ) -> torch.Tensor:
-    """Return the gradient [F] of sum(softplus(z) - wins * z) + l2 / 2 * |w|^2 with z = scaled @ w, the log loss and its prior."""
+    """Return the gradient [F] of the log loss and its prior.
+
+    That is of sum(softplus(z) - wins * z) + l2 / 2 * |w|^2 with z = scaled @ w.
+    """
     return scaled.T @ (torch.sigmoid(scaled @ weights) - wins) + l2 * weights
 
 
 def scale_of(differences: torch.Tensor) -> torch.Tensor:
-    """Return a factor for each feature [2 D], one for each half, with which the differences' mean squared norm is 1 in each half."""
+    """Return factors [2 D], one per half, that scale each half's mean squared norm to 1."""
     halves = [
         half.square().sum(1).mean().sqrt().expand(half.shape[1]) for half in differences.chunk(2, 1)
     ]
@@ -150,7 +153,7 @@ def scale_of(differences: torch.Tensor) -> torch.Tensor:
 
 
 def fit(differences: torch.Tensor, wins: torch.Tensor, l2: float) -> torch.Tensor:
-    """Fit the head: weights [2 D] float64 of the features, by L2-regularised logistic regression on differences [V, 2 D].
+    """Fit weights [2 D] float64 by L2-regularised logistic regression on differences [V, 2 D].
 
     The prior holds for features as `scale_of` scales them. Deterministic: the objective is strictly
     convex, and LBFGS starts at 0.
@@ -177,7 +180,10 @@ def fit(differences: torch.Tensor, wins: torch.Tensor, l2: float) -> torch.Tenso
 
 
 def cross_validate(differences: torch.Tensor, table: pd.DataFrame, l2: float) -> tuple[int, int]:
-    """Return of how many votes a head that has not seen their prompts names the winner, and of how many in all, the equal left out."""
+    """Count the votes whose winner a head predicts that has not seen their prompts, and all votes.
+
+    Votes for `equal` are left out.
+    """
     prompts = sorted(table.prompt.unique(), key=lambda prompt: seed_of("votes", prompt))
     fold = torch.tensor(
         table.prompt.map({prompt: rank % FOLDS for rank, prompt in enumerate(prompts)}).to_numpy()
@@ -191,7 +197,7 @@ def cross_validate(differences: torch.Tensor, table: pd.DataFrame, l2: float) ->
 
 
 class VotesReward:
-    """w . phi(image, prompt), [N] float32: higher is better; weights: [2 D] float32 on the scorer's device."""
+    """w . phi(image, prompt), [N] float32; weights: [2 D] float32 on the scorer's device."""
 
     def __init__(self, scorer: CosineScore, weights: torch.Tensor):
         self.scorer, self.weights, self.tokens = scorer, weights, scorer.tokens
@@ -201,7 +207,7 @@ class VotesReward:
 
 
 def check(settings: VotesSettings) -> Path:
-    """Return the file of votes if it is the one that the settings name by its hash, with votes enough; UserError otherwise."""
+    """Return the file of votes; UserError if its hash differs or it has too few votes."""
     if settings.file is None:
         raise UserError(
             "rewards.votes.file: name the file of votes, such as votes/tiny.parquet; "
@@ -223,9 +229,10 @@ def check(settings: VotesSettings) -> Path:
 
 
 def kept_head(models: ModelStore, scorer: CosineScore, settings: VotesSettings) -> torch.Tensor:
-    """Return the head's weights [2 D] float32: those beside the votes, or, if they were not fitted to just this, fitted and kept.
+    """Return the head's weights [2 D] float32: those kept beside the votes, or newly fitted.
 
-    The processes of a run wait for the one that fits, so that all have the same weights.
+    Kept ones count only if they were fitted to just this. The processes of a run wait for the one
+    that fits, so that all have the same weights.
     """
     model = hashlib.sha256(
         json.dumps(models.entry("clip_score")["files"], sort_keys=True).encode()
@@ -255,7 +262,7 @@ def kept_head(models: ModelStore, scorer: CosineScore, settings: VotesSettings) 
 
 
 def lock_of(file: Path) -> Path:
-    """Return the file by whose lock one process after the other writes the votes and what lies beside them."""
+    """Return the lock file that serializes writes of the votes and of what lies beside them."""
     return file.with_name(f".{file.stem}.lock")
 
 

@@ -8,7 +8,7 @@ import torch
 def ode(
     latents: torch.Tensor, velocity: torch.Tensor, sigma: float, next_sigma: float
 ) -> torch.Tensor:
-    """Make an Euler step x + v Delta between two sigmas (paper Eq. 1), float32. There is no density, so no Transition."""
+    """Make an Euler step x + v Delta between two sigmas (paper Eq. 1), float32; no density."""
     return latents.float() + velocity.float() * (next_sigma - sigma)
 
 
@@ -18,11 +18,11 @@ def dpm2(
     before: torch.Tensor,
     sigmas: tuple[float, float, float],
 ) -> torch.Tensor:
-    """Make a step of DPM-Solver++(2M), midpoint (arXiv 2211.01095, Algorithm 2), on the linear path alpha = 1 - sigma; float32.
+    """Make a midpoint step of DPM-Solver++(2M) (arXiv 2211.01095, Algorithm 2), float32.
 
-    x0, before: the clean samples predicted at sigma and at the one before it; sigmas: (the sigma
-    before, sigma, next sigma), falling. First order if the sigma before is 1 (its log-SNR is minus
-    infinity) and at the jump to 0, as in MixGRPO-Flash.
+    On the linear path, alpha = 1 - sigma. x0, before: the clean samples predicted at sigma and at
+    the one before it; sigmas: (the sigma before, sigma, next sigma), falling. First order if the
+    sigma before is 1 (its log-SNR is minus infinity) and at the jump to 0, as in MixGRPO-Flash.
     """
     last, sigma, following = sigmas
     if last == 1 or following == 0:

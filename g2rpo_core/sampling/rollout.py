@@ -1,11 +1,11 @@
-"""Runs a tree of model calls: ready nodes go through the model in full batches, and nothing is computed twice.
+"""Runs a tree of model calls: ready nodes share full batches, and nothing is computed twice.
 
 Axes of tensors: P prompts, B branches, J granularities, G members of a group, then the latents' own
 (`...`).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,18 +15,18 @@ from g2rpo_core.sampling.transitions import Stochastic
 from g2rpo_core.sampling.tree import SDEStep, Tree
 
 Velocity = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""velocity(latents [N, ...], sigma [N], prompt [N] int64) -> [N, ...]: the model at one sigma and prompt per sample."""
+"""velocity(latents [N, ...], sigma [N], prompt [N] int64) -> [N, ...]: one call of the model."""
 
 SigmaOf = Callable[[float], float]
-"""sigma_of(step) -> sigma at a step index in 0...T, whole or between two; `schedule.sigma_at` with T and the shift fixed."""
+"""sigma_of(step) -> sigma at a step index in 0...T, also between two; see `schedule.sigma_at`."""
 
 
 @dataclass(frozen=True)
 class SampledTransition:
-    """An SDE step as it was sampled, for P prompts: V states and W next states, W a multiple of V; all tensors float32.
+    """An SDE step as it was sampled for P prompts: V states, W next states; all tensors float32.
 
-    The next states of one state are neighbours. W is smaller than G, the members of the group,
-    until all states of the tree have split.
+    W is a multiple of V, and the next states of one state are neighbours. W is smaller than G, the
+    members of the group, until all states of the tree have split.
     """
 
     sde_step: SDEStep
@@ -65,7 +65,7 @@ class SampledTransition:
 
 
 def whole_states(members: slice, members_of_state: int) -> slice | None:
-    """Return the states whose next states are these and no others; None if a state has others, too."""
+    """Return the states with exactly these next states; None if a state has others, too."""
     if members.start % members_of_state or members.stop % members_of_state:
         return None
     return slice(members.start // members_of_state, members.stop // members_of_state)
@@ -84,7 +84,7 @@ class Rollout:
     granularities: tuple[int, ...]
     """The J step sizes of the tails."""
     around: list[tuple[torch.Tensor, torch.Tensor]] | None = None
-    """For each transition the clean latents predicted before and after it, [P, V, ...] and [P, W, ...]; None unless requested."""
+    """Clean latents predicted before and after each transition, [P, V, ...] and [P, W, ...]."""
 
 
 @torch.no_grad()
@@ -109,68 +109,77 @@ def rollout(
     Nodes of any step share a call once their latents are known; those with the most steps left go
     first. Nothing waits for the device.
     """
-    children = children_of(tree)
-    leaf_nodes = {leaf for ends in tree.leaves for leaf in ends}
+    children, ends = children_of(tree), tree.transitions()
+    kept = {leaf for leaves in tree.leaves for leaf in leaves}
+    kept |= {node for pair in ends for node in pair} if predictions else set()
     states = {root: initial.float() for root in children[None]}  # node -> [P, its width, ...]
-    predicted: dict[
-        int, torch.Tensor
-    ] = {}  # node -> its clean prediction, kept while a second-order step needs it
-    clean: dict[int, torch.Tensor] = {}
+    predicted: dict[int, torch.Tensor] = {}  # node -> its clean prediction, while it is needed
     transitions: dict[int, SampledTransition] = {}
-    ends = tree.transitions()
-    around = {node for pair in ends for node in pair} if predictions else set()
     num_forward_evals = 0
 
     while states:
         # One call of the model for the nodes that are ready
-        chosen = _next_call(
-            {index: states[index].shape[:2].numel() for index in states}, tree, max_batch
-        )
-        ready = [(states[index], sigma_of(tree.nodes[index].step)) for index in chosen]
-        for index, v in zip(chosen, _velocities_of_nodes(velocity, ready, max_batch)):
-            parent, x = tree.nodes[index], states.pop(index)
-            num_forward_evals += x.shape[:2].numel()
-            sigma = sigma_of(parent.step)
+        sizes = {index: x.shape[:2].numel() for index, x in states.items()}
+        chosen = _next_call(sizes, tree, max_batch)
+        ready = [(states.pop(index), sigma_of(tree.nodes[index].step)) for index in chosen]
+        velocities = _velocities_of_nodes(velocity, ready, max_batch)
+        for index, (x, sigma), v in zip(chosen, ready, velocities):
+            num_forward_evals += sizes[index]
             predicted[index] = ode(x, v, sigma, 0.0)
-            if index in leaf_nodes:
-                clean[index] = predicted[index]
             # The states of the nodes that follow: by noise, or by the solver
             for child in children[index]:
-                node = tree.nodes[child]
-                if node.noise is not None:
-                    sampled = _sample(
-                        tree.sde_steps[node.noise], x, v, transition, noises[node.noise]
-                    )
-                    states[child], transitions[node.noise] = sampled.next_latents, sampled
-                elif parent.tail and parent.parent is not None and solver == "dpm2":
-                    sigmas = (sigma_of(tree.nodes[parent.parent].step), sigma, sigma_of(node.step))
-                    states[child] = dpm2(
-                        x, predicted[index], _of_each(predicted[parent.parent], x.shape[1]), sigmas
-                    )
+                noise = tree.nodes[child].noise
+                if noise is not None:
+                    sampled = _sample(tree.sde_steps[noise], x, v, transition, noises[noise])
+                    states[child], transitions[noise] = sampled.next_latents, sampled
                 else:
-                    states[child] = ode(x, v, sigma, sigma_of(node.step))
-            if solver == "euler" and index not in around:
+                    before = predicted if solver == "dpm2" else None
+                    states[child] = _solver_step(tree, index, child, x, v, sigma_of, before)
+            # A first-order step never looks back, and the predictions of all nodes are large
+            if solver == "euler" and index not in kept:
                 del predicted[index]
 
-    finished = torch.stack(
-        [torch.stack([clean[leaf] for leaf in leaves], 1) for leaves in tree.leaves], 1
-    )  # [P, B, J, G, ...]
-    in_order = [transitions[index] for index in range(len(tree.sde_steps))]
-    kept = (
-        [(predicted[before], predicted[after]) for before, after in ends] if predictions else None
+    clean = [torch.stack([predicted[leaf] for leaf in leaves], 1) for leaves in tree.leaves]
+    return Rollout(
+        torch.stack(clean, 1),  # [P, B, J, G, ...]
+        [transitions[index] for index in range(len(tree.sde_steps))],
+        num_forward_evals,
+        tree.granularities,
+        [(predicted[before], predicted[after]) for before, after in ends] if predictions else None,
     )
-    return Rollout(finished, in_order, num_forward_evals, tree.granularities, kept)
+
+
+def _solver_step(
+    tree: Tree,
+    index: int,
+    child: int,
+    x: torch.Tensor,
+    v: torch.Tensor,
+    sigma_of: SigmaOf,
+    predicted: Mapping[int, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Step without noise from node `index`, with states x and velocities v, to node `child`.
+
+    predicted: clean predictions by node, for second-order steps on tails; None: Euler's step.
+    """
+    parent = tree.nodes[index]
+    sigma, following = sigma_of(parent.step), sigma_of(tree.nodes[child].step)
+    if predicted is None or not parent.tail or parent.parent is None:
+        return ode(x, v, sigma, following)
+    before = _of_each(predicted[parent.parent], x.shape[1])
+    sigmas = (sigma_of(tree.nodes[parent.parent].step), sigma, following)
+    return dpm2(x, predicted[index], before, sigmas)
 
 
 def _of_each(before: torch.Tensor, count: int) -> torch.Tensor:
-    """Return what V states have [P, V, ...] for each of the `count` states that came of them, which are more if the last noise split them."""
+    """Repeat per-state values [P, V, ...] for `count` child states (count > V after a split)."""
     return before.repeat_interleave(count // before.shape[1], 1)
 
 
 def _sample(
     step: SDEStep, x: torch.Tensor, v: torch.Tensor, transition: Stochastic, noise: torch.Tensor
 ) -> SampledTransition:
-    """Sample the next states [P, W, ...] of states x [P, V, ...] with velocities v; noise: [P, W, ...]."""
+    """Sample next states [P, W, ...] of states x [P, V, ...], velocities v; noise: [P, W, ...]."""
     one = transition(x.flatten(0, 1), v.flatten(0, 1), step=step.step, span=step.span)
     noisy = one.repeat(noise.shape[1] // x.shape[1])
     sampled = noisy.sample(noise.flatten(0, 1))
@@ -189,7 +198,10 @@ def num_calls(tree: Tree, prompts: int, group_size: int, max_batch: int) -> int:
 def shared_calls(
     tree: Tree, prompts: int, group_size: int, max_batch: int
 ) -> Iterator[dict[int, int]]:
-    """Yield the nodes that `rollout` computes together, each with its latents: in one call, or in several of equal size."""
+    """Yield the nodes that `rollout` computes together, each with its number of latents.
+
+    They share one call, or several of equal size.
+    """
     widths = tree.widths(group_size)
     size = lambda index: prompts * widths[index]
     children = children_of(tree)
@@ -209,7 +221,10 @@ def children_of(tree: Tree) -> defaultdict[int | None, list[int]]:
 
 
 def _next_call(ready: dict[int, int], tree: Tree, max_batch: int) -> list[int]:
-    """Choose the ready nodes (node -> its latents) of the next call: those of the earliest steps that fit, at least one."""
+    """Choose the nodes of the next call among `ready` (node -> its number of latents).
+
+    Those of the earliest steps that fit, at least one.
+    """
     chosen: list[int] = []
     total = 0
     for index in sorted(ready, key=lambda index: tree.nodes[index].step):
@@ -222,7 +237,7 @@ def _next_call(ready: dict[int, int], tree: Tree, max_batch: int) -> list[int]:
 def _velocities_of_nodes(
     velocity: Velocity, nodes: list[tuple[torch.Tensor, float]], max_batch: int
 ) -> list[torch.Tensor]:
-    """Return the velocities of nodes, each with its latents [P, g, ...] (g is the node's width) and its sigma, in the shape of the latents."""
+    """Return the velocities of nodes, each given by its latents [P, width, ...] and its sigma."""
     rows = [latents.flatten(0, 1) for latents, _ in nodes]
     sigma = torch.cat([row.new_full((len(row),), sigma) for row, (_, sigma) in zip(rows, nodes)])
     prompt = torch.cat([prompt_of_rows(latents) for latents, _ in nodes])
@@ -236,7 +251,7 @@ def _velocities_of_nodes(
 def sample(
     velocity: Velocity, initial: torch.Tensor, sigmas: Sequence[float], max_batch: int
 ) -> torch.Tensor:
-    """Sample one image per prompt without noise (Eq. 1): x_T [P, ...] -> clean latents [P, ...], float32."""
+    """Sample an image per prompt without noise (Eq. 1): x_T [P, ...] -> clean latents, float32."""
     latents, prompt = initial.float(), torch.arange(len(initial), device=initial.device)
     for sigma, following in zip(sigmas, sigmas[1:]):
         v = velocity_in_batches(
@@ -253,7 +268,7 @@ def velocity_in_batches(
     prompt: torch.Tensor,
     max_batch: int,
 ) -> torch.Tensor:
-    """Return the velocity of latents [N, ...] at a sigma [N] each, in calls of equal size, at most `max_batch`."""
+    """Return velocities of latents [N, ...] at sigmas [N], in equal calls up to `max_batch`."""
     calls = -(-len(latents) // max_batch)
     parts = zip(latents.tensor_split(calls), sigma.tensor_split(calls), prompt.tensor_split(calls))
     return torch.cat([velocity(*part) for part in parts])

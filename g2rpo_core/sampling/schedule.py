@@ -23,22 +23,22 @@ def shifted_sigmas(steps: int, shift: float) -> torch.Tensor:
 
 
 def even_sigmas(steps: int, shift: float) -> list[float]:
-    """Return the same in double precision, for sampling without noise."""
+    """Return `shifted_sigmas` in double precision, for sampling without noise."""
     return [sigma_at(step, steps, shift) for step in range(steps + 1)]
 
 
 def sigma_at(step: float, steps: int, shift: float) -> float:
     """Return sigma at a step index in 0...T, which may lie between two steps."""
     u = 1 - step / steps
-    return (
-        shift * u / (1 + (shift - 1) * u) if step else 1.0
-    )  # some shifts below 1 round to a number beside 1
+    # Exactly 1 at step 0, where some shifts below 1 round to a number beside it
+    return shift * u / (1 + (shift - 1) * u) if step else 1.0
 
 
 def tail(steps: int, noisy_step: int, granularity: int, grid: Grid = "released") -> list[float]:
-    """Return the step indices evaluated after the noisy step k, at granularity lambda; sigma = 0 follows the last one.
+    """Return the step indices evaluated after the noisy step k at granularity lambda.
 
-    All grids start at k+1. `released` (published code): then k+2, k+2+lambda, ..., without the last
+    sigma = 0 follows the last one. All grids start at k+1. `released` (published code): then k+2,
+    k+2+lambda, ..., without the last
     entry of `sigma[k+2::lambda]`, which the jump to sigma = 0 replaces. `paper` (Eq. 10, counted
     from the clean end): then every i with (T-1-i) divisible by lambda. `even`: the number of steps
     left, divided by lambda and rounded, as that many equal steps (so MixGRPO-Flash shortens its

@@ -1,4 +1,4 @@
-"""Random numbers by name: a generator depends on its purpose, never on rank, order or batch size."""
+"""Named random numbers: a generator depends on its purpose, never on rank, order or batch size."""
 
 import hashlib
 

@@ -25,7 +25,7 @@ class Transition:
     """Positive; broadcasts against the mean."""
 
     def repeat(self, members: int) -> "Transition":
-        """Return the transition of N * members states: each of the N states, `members` times in a row."""
+        """Return the transition of N * members states: each of the N states `members` times."""
         parts = (self.mean, self.std)
         return Transition(
             *(
@@ -35,7 +35,10 @@ class Transition:
         )
 
     def kl(self, other: "Transition") -> torch.Tensor:
-        """Return the KL divergence to a transition of the same std, averaged over all elements but the batch: float32 [N] (Flow-GRPO)."""
+        """Return the KL divergence to a transition of the same std, a mean over elements: [N].
+
+        float32, as in Flow-GRPO.
+        """
         return ((self.mean - other.mean) / self.std).square().flatten(1).mean(1) / 2
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
@@ -43,9 +46,9 @@ class Transition:
         return self.mean + self.std * noise.float()
 
     def log_prob(self, next_latents: torch.Tensor) -> torch.Tensor:
-        """Return the log-density of next_latents [N, ...], *averaged* over all elements but the batch: float32 [N].
+        """Return the log-density of next_latents [N, ...], a mean over elements: float32 [N].
 
-        The average (published code) instead of the sum makes the ratio's scale independent of the
+        The mean (published code) instead of the sum makes the ratio's scale independent of the
         resolution.
         """
         z = (next_latents.float() - self.mean) / self.std
@@ -59,7 +62,10 @@ class Transition:
 def _sigmas_at(
     sigmas: torch.Tensor, step: Step, span: Step, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sigma[step] and sigma[step+span] in float32, shaped to broadcast against `like` [N, ...]; wait for no device."""
+    """Return sigma[step] and sigma[step+span], float32, to broadcast against `like` [N, ...].
+
+    Nothing waits for the device.
+    """
     sigmas = sigmas.to(like.device, torch.float32)
     shape = (-1,) + (1,) * (like.ndim - 1)
     return sigmas[step].view(shape), sigmas[step + span].view(shape)
@@ -73,7 +79,7 @@ def flow_sde(
     eta: float,
     span: Step = 1,
 ) -> Transition:
-    """Make a step of Flow-GRPO's SDE (paper Eq. 2 and 3), used by Flow-GRPO, MixGRPO and G2RPO with eta = 0.7.
+    """Make a step of Flow-GRPO's SDE (paper Eq. 2, 3); MixGRPO and G2RPO, too, with eta = 0.7.
 
     s = eta sqrt(sigma / (1 - sigma)), singular at sigma = 1, where 1 - sigma[1] replaces 1 - sigma
     (published code).
@@ -98,7 +104,10 @@ def dance_sde(
     eta: float,
     span: Step = 1,
 ) -> Transition:
-    """Make a step of DanceGRPO's SDE with constant noise eta (0.3), by the score of the linear path; arguments as `flow_sde`."""
+    """Make a step of DanceGRPO's SDE: constant noise eta (0.3), the linear path's score.
+
+    Arguments as in `flow_sde`.
+    """
     x, v = latents.float(), velocity.float()
     sigma, next_sigma = _sigmas_at(sigmas, step, span, x)
     delta = next_sigma - sigma
@@ -116,7 +125,10 @@ def cps(
     eta: float,
     span: Step = 1,
 ) -> Transition:
-    """Make a step of coefficient-preserving sampling (arXiv 2509.05952): as much predicted noise makes way for the new; eta in (0, 1]."""
+    """Make a step of coefficient-preserving sampling (arXiv 2509.05952); eta in (0, 1].
+
+    New noise replaces as much of the predicted noise. Arguments as in `flow_sde`.
+    """
     x, v = latents.float(), velocity.float()
     sigma, next_sigma = _sigmas_at(sigmas, step, span, x)
     x0, x1 = x - sigma * v, x + (1 - sigma) * v
@@ -125,6 +137,6 @@ def cps(
 
 
 Stochastic = Callable[..., Transition]
-"""transition(latents [N, ...], velocity [N, ...], step=, span=1) -> Transition: an SDE with its sigmas and eta fixed."""
+"""transition(latents [N, ...], velocity [N, ...], step=, span=1) -> Transition, with eta fixed."""
 
 SDES: dict[str, Callable[..., Transition]] = {"flow": flow_sde, "dance": dance_sde, "cps": cps}

@@ -32,12 +32,12 @@ class Node:
     splits: int
     """How often the states have split on the way here."""
     tail: bool
-    """Whether it comes after the branch's last noise: then the tails' solver, not Euler's, makes the step from here."""
+    """After the branch's last noise: the tails' solver, not Euler's, makes the step from here."""
 
 
 @dataclass(frozen=True)
 class SDEStep:
-    """A stochastic transition, from sigma[step] to sigma[step + span]: what the policy is trained on."""
+    """A stochastic transition from sigma[step] to sigma[step + span]; the policy trains on it."""
 
     branch: int
     """Index of the branch that it is on."""
@@ -65,7 +65,7 @@ class Tree:
     """How often the states of every branch split."""
 
     def width(self, splits: int, group_size: int) -> int:
-        """Return the states of a prompt after so many splits; ValueError if a group of this size cannot come of the tree."""
+        """Count a prompt's states after `splits` splits; ValueError if a size cannot split."""
         first = self.initial_noises or group_size
         per_noise, rest = divmod(group_size, first)
         children = children_of_split(per_noise, self.splits)
@@ -91,12 +91,12 @@ class Tree:
         return [ends[index] for index in range(len(self.sde_steps))]
 
     def num_forward_evals(self, group_size: int) -> int:
-        """Count the forward evaluations (NFE) of a rollout for one prompt: 1700 at the paper's setting."""
+        """Count the forward evaluations (NFE) per prompt of a rollout: 1700 in the paper."""
         return sum(self.widths(group_size))
 
 
 def children_of_split(states: int, splits: int) -> int | None:
-    """Return into how many each state splits, if equal splits turn one state into `states`; None if that is no whole number."""
+    """Return the children per split that turn one state into `states`; None if not whole."""
     children = round(states ** (1 / splits)) if splits else 1
     return children if children**splits == states else None
 
@@ -110,69 +110,54 @@ def build(
     splits: Collection[int] | None = None,
     initial_noises: int | None = 1,
 ) -> Tree:
-    """Build the smallest tree for branches with SDE steps at the given rising step indices, each finished at all granularities.
+    """Build the smallest tree for branches of SDE steps (rising), each ended at all granularities.
 
     A branch without SDE steps is one tail from the initial noise to the clean latents, step by
-    step. steps: T; spans: how many steps of the grid an SDE step takes at once, 1 if it is not in
-    there; splits: the SDE steps at which states split, None for the first of every branch.
-    ValueError (from `tail`) for an SDE step that does not end by T-1, for a granularity under 1,
-    for SDE steps that overlap, and for branches that do not split equally often.
+    step. steps: T; spans: steps of the grid that an SDE step takes at once, by default 1; splits:
+    SDE steps at which states split, None for the first of every branch. ValueError for an SDE step
+    that does not end by T-1, a granularity under 1, overlapping SDE steps and unequal splits.
     """
-    nodes: dict[tuple[int | None, float, int | None, bool], int] = {}
-    table: list[Node] = []
+    table: dict[Node, int] = {}  # a node's history is its identity: equal ones are one call
     sde_steps: list[SDEStep] = []
     leaves = []
     split_counts: set[int] = set()
 
-    def add(parent: int | None, step: float, noise: int | None, splits: int, tail: bool) -> int:
-        key = (parent, step, noise, tail)
-        if key not in nodes:
-            nodes[key] = len(table)
-            table.append(Node(step, parent, noise, splits, tail))
-        return nodes[key]
+    def add(step: float, parent: int | None, noise: int | None, splits: int, tail: bool) -> int:
+        return table.setdefault(Node(step, parent, noise, splits, tail), len(table))
 
     for branch, stochastic in enumerate(branches):
-        splitting = (
-            stochastic[:1] if splits is None else [step for step in stochastic if step in splits]
-        )
-        split_counts.add(len(splitting))
+        at = stochastic[:1] if splits is None else [step for step in stochastic if step in splits]
+        split_counts.add(len(at))
         # From the initial noise to the end of the branch's last SDE step
         last = stochastic[-1] + spans.get(stochastic[-1], 1) if stochastic else 0
         tails = [
             tail(steps, last - 1, granularity, grid) if stochastic else range(steps)
             for granularity in granularities
         ]
-        node, step, split = add(None, 0, None, 0, False), 0, 0
+        node, step, split = add(0, None, None, 0, False), 0, 0
         while step < last:
             noisy = step in stochastic
             span = spans.get(step, 1) if noisy else 1
             if any(step < other < step + span for other in stochastic):
                 raise ValueError(f"SDE step {step} spans {span} steps, over another SDE step")
-            split += step in splitting
-            target = add(
-                node, step + span, len(sde_steps) if noisy else None, split, step + span == last
-            )
+            split += step in at
+            noise = len(sde_steps) if noisy else None
             if noisy:
                 sde_steps.append(SDEStep(branch, step, span))
-            node, step = target, step + span
+            step += span
+            node = add(step, node, noise, split, step == last)
         # A tail for each granularity; all of them begin at `node`
         ends = []
         for _, *rest in tails:
             end = node
             for later in rest:
-                end = add(end, later, None, split, True)
+                end = add(later, end, None, split, True)
             ends.append(end)
         leaves.append(tuple(ends))
     if len(split_counts) > 1:
-        raise ValueError(
-            f"branches split {' and '.join(map(str, sorted(split_counts)))} times: "
-            "all must split equally often"
-        )
+        counts = " and ".join(map(str, sorted(split_counts)))
+        raise ValueError(f"branches split {counts} times: all must split equally often")
+    count = split_counts.pop()
     return Tree(
-        tuple(table),
-        tuple(sde_steps),
-        tuple(leaves),
-        tuple(granularities),
-        initial_noises,
-        split_counts.pop(),
+        tuple(table), tuple(sde_steps), tuple(leaves), tuple(granularities), initial_noises, count
     )

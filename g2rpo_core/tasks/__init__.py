@@ -1,4 +1,4 @@
-"""Define synthetic tasks of captioned images that can be drawn, and checked against their captions exactly."""
+"""Synthetic tasks: captioned images that are drawn, and checked exactly against their captions."""
 
 from typing import Literal, get_args
 

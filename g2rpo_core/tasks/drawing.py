@@ -23,7 +23,7 @@ SHAPES = ("circle", "square", "triangle", "cross")
 
 @cache
 def stencil(shape: str, radius: float, size: int, dx: int = 0, dy: int = 0) -> np.ndarray:
-    """Return the coverage [size, size] in [0, 1] of one shape centred at (size / 2 + dx, size / 2 + dy).
+    """Return the coverage [size, size] in [0, 1] of a shape at (size / 2 + dx, size / 2 + dy).
 
     radius: half the side of its bounding box, in pixels. ValueError for an unknown shape.
     """
@@ -46,7 +46,7 @@ def stencil(shape: str, radius: float, size: int, dx: int = 0, dy: int = 0) -> n
 
 
 def paint(image: np.ndarray, cover: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
-    """Paint a colour over the covered share [H, W] of each pixel of the image [3, H, W], in [0, 255]."""
+    """Blend a colour into an image [3, H, W] in [0, 255] by coverage [H, W]."""
     return image * (1 - cover) + np.array(color, np.float32)[:, None, None] * cover
 
 
@@ -56,16 +56,15 @@ def canvas(color: tuple[int, int, int], size: int) -> np.ndarray:
 
 
 def nearest_color(images: torch.Tensor) -> torch.Tensor:
-    """Label the pixels of images [N, 3, H, W] in [0, 1] by palette index [N, H, W]: 0 background, then COLORS in order.
+    """Label pixels of images [N, 3, H, W] in [0, 1] by palette index [N, H, W].
 
-    Anti-aliased edges between an object and the background may lie nearest to a third colour, so a
-    pixel that is not close to any palette entry takes the label that most of its 3x3 neighbourhood
-    has.
+    0 is the background, then COLORS in order. Anti-aliased edges between an object and the
+    background may lie nearest to a third colour, so a pixel that is not close to any palette entry
+    takes the label that most of its 3x3 neighbourhood has.
     """
     palette = torch.tensor([BACKGROUND, *COLORS.values()]).float() / 255
-    distance = (
-        (images[:, :, None] - palette.T[None, :, :, None, None]).square().sum(1).sqrt()
-    )  # [N, palette, H, W]
+    # [N, palette, H, W]
+    distance = (images[:, :, None] - palette.T[None, :, :, None, None]).square().sum(1).sqrt()
     nearest, labels = distance.min(1)
     sure = F.one_hot(labels, len(palette)).permute(0, 3, 1, 2).float() * (nearest < CLOSE)[:, None]
     votes = F.avg_pool2d(F.pad(sure, (1, 1, 1, 1)), 3, stride=1)

@@ -1,4 +1,4 @@
-"""Define task `marks`: one to four textured objects of one kind and up to three small marks, on 64 x 64 pixels.
+"""Task `marks`: one to four textured objects of one kind and up to three marks, on 64 x 64 pixels.
 
 Textures repeat every four pixels and marks are as small, so fine detail is half of what a caption
 asks for. The verifier searches each quarter of the image for the stencil (shape, size, texture,
@@ -35,30 +35,25 @@ RADII = {"small": 7.0, "large": 11.0}  # half the side of the bounding box, in p
 OBJECT_COLORS = tuple(color for color in COLORS if color != "black")
 PLURALS = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
 NO_MARKS = "no marks"
-MARKS = (
-    {NO_MARKS: ("dot", 0)}
-    | {  # how a caption says it -> what, how many
-        f"{count} {mark}{'s' if number > 1 else ''}": (mark, number)
-        for mark in ("dot", "bar")
-        for number, count in enumerate(COUNTS[:3], 1)
-    }
-)
-SPOTS = [(SIZE // 2, y) for y in (8, 24, 40, 56)] + [
-    (x, SIZE // 2) for x in (8, 24, 40, 56)
-]  # centres (x, y), between quarters
+# Words of a caption -> kind of mark, number
+MARKS = {NO_MARKS: ("dot", 0)} | {
+    f"{count} {mark}{'s' if number > 1 else ''}": (mark, number)
+    for mark in ("dot", "bar")
+    for number, count in enumerate(COUNTS[:3], 1)
+}
+# Centres (x, y), between quarters
+SPOTS = [(SIZE // 2, y) for y in (8, 24, 40, 56)] + [(x, SIZE // 2) for x in (8, 24, 40, 56)]
 AROUND = 5  # pixels: half the side of what belongs to a spot
 JITTER = 1  # pixels: centres are drawn up to so far from the middle of their quarter
 
 Y, X = np.indices((SIZE, SIZE))
-PATTERNS: dict[
-    str, np.ndarray
-] = {  # texture -> which pixels [SIZE, SIZE] it paints, 0 or 1, wherever the object is
+HOLES = ((Y + 1) // 2 % 2 == 1) & ((X + 1) // 2 % 2 == 1)  # of 2 x 2
+# Texture -> the pixels [SIZE, SIZE] that it paints, 0 or 1, wherever the object is
+PATTERNS: dict[str, np.ndarray] = {
     "plain": np.ones((SIZE, SIZE), np.float32),
     "striped": (Y // 2 % 2 == 0).astype(np.float32),
     "checked": ((Y // 2 + X // 2) % 2 == 0).astype(np.float32),
-    "dotted": (((Y + 1) // 2 % 2 == 0) | ((X + 1) // 2 % 2 == 0)).astype(
-        np.float32
-    ),  # holes of 2 x 2
+    "dotted": (~HOLES).astype(np.float32),
 }
 CHOICES: dict[str, Sequence[str]] = {
     "count": COUNTS,
@@ -69,21 +64,18 @@ CHOICES: dict[str, Sequence[str]] = {
     "marks": tuple(MARKS),
 }
 
-MIN_IOU = 0.55  # between the pixels of the asked colour in a quarter and the best stencil; under it no object is recognised
-AREAS = (
-    16,
-    600,
-)  # pixels of the asked colour in a quarter; with fewer there is nothing, with more it is flooded
+# Intersection over union of the asked colour's pixels in a quarter and the best stencil;
+# below it, no object is recognised
+MIN_IOU = 0.55
+AREAS = (16, 600)  # pixels of the asked colour in a quarter: fewer is nothing, more is flooded
 MIN_MARK = 4  # pixels of black; a spot with fewer has no mark
-MAX_STRAY = 0.02  # share of the image's pixels that may belong to neither background, asked colour nor marks
-REACH = (
-    12  # pixels: half the side of a stencil; it may lie up to QUARTER / 2 - REACH from the middle
-)
+MAX_STRAY = 0.02  # share of an image's pixels that are neither background, asked colour nor marks
+REACH = 12  # pixels: half a stencil's side; it may lie up to QUARTER / 2 - REACH from the middle
 
 
 @dataclass(frozen=True)
 class MarksScene:
-    """Objects of one kind, and black marks: all that the caption says. It leaves open where they are."""
+    """Objects of one kind, and black marks; a caption says all of it and leaves positions open."""
 
     count: str
     size: str
@@ -107,7 +99,7 @@ class MarksScene:
 
 @cache
 def mark_cover(mark: str, size: int) -> np.ndarray:
-    """Return the coverage [size, size] of one mark in the middle: a dot of 4 pixels, or a bar of 6 x 2."""
+    """Return the coverage [size, size] of a centred mark: a dot of 4 pixels, or a bar of 6 x 2."""
     if mark == "dot":
         return stencil("circle", 2.0, size)
     cover: np.ndarray = np.zeros((size, size), np.float32)
@@ -156,7 +148,10 @@ class Marks(Task[MarksScene]):
         return [(scene.noun if kind == "shape" else getattr(scene, kind), kind) for kind in CHOICES]
 
     def draw(self, scene: MarksScene, rng: np.random.Generator | None = None) -> np.ndarray:
-        """Paint the scene; `rng` chooses quarters, spots and jitter. Without it they are the first ones, without jitter."""
+        """Paint the scene; `rng` draws quarters, spots and jitter.
+
+        Without it, the first quarters and spots are taken, without jitter.
+        """
         image = canvas(BACKGROUND, SIZE)
         mark, marks = MARKS[scene.marks]
         objects = COUNTS.index(scene.count) + 1
@@ -178,22 +173,18 @@ class Marks(Task[MarksScene]):
     def attributes(
         self, images: torch.Tensor, scenes: Sequence[MarksScene]
     ) -> list[dict[str, bool]]:
-        """Check count, color, size, texture and shape of the objects of the asked colour, marks, and `clean`.
+        """Check `clean`, the marks, and the objects' count, color, size, texture and shape.
 
-        An attribute holds only if all objects hold it. An object that is not recognised is not
-        counted, and holds neither size, texture nor shape.
+        An attribute holds only if all objects of the asked colour hold it. An object that is not
+        recognised is not counted, and holds neither size, texture nor shape.
         """
         labels = nearest_color(images)  # [N, H, W], 0 is the background
         colors = list(COLORS)
         asked = torch.tensor([colors.index(scene.color) + 1 for scene in scenes])[:, None, None]
         objects = (labels == asked).float()
         black = (labels == colors.index("black") + 1).float()
-        quarters = (
-            objects.unflatten(1, (2, QUARTER))
-            .unflatten(3, (2, QUARTER))
-            .transpose(2, 3)
-            .flatten(1, 2)
-        )  # [N, 4, 32, 32]
+        quarters = objects.unflatten(1, (2, QUARTER)).unflatten(3, (2, QUARTER))
+        quarters = quarters.transpose(2, 3).flatten(1, 2)  # [N, 4, 32, 32]
         areas = quarters.sum((2, 3))
         recognised = _best_objects(quarters.flatten(0, 1))
         marks = _marks(black)
@@ -226,7 +217,7 @@ class Marks(Task[MarksScene]):
 
 
 def _best_objects(quarters: torch.Tensor) -> list[tuple[str, str, str] | None]:
-    """Find shape, size and texture of the best stencil for every mask [32, 32]; None if even the best one covers it badly."""
+    """Find the best stencil's shape, size and texture per mask [32, 32]; None if it fits badly."""
     names = [(shape, size) for shape in SHAPES for size in RADII]
     outlines = torch.stack(
         [
@@ -251,11 +242,10 @@ def _best_objects(quarters: torch.Tensor) -> list[tuple[str, str, str] | None]:
 
 
 def _marks(black: torch.Tensor) -> list[list[str]]:
-    """Find the marks at the spots of every image's black pixels [N, H, W]; `unknown` for what is neither dot nor bar."""
+    """Name the marks at the spots of black pixels [N, H, W]: dot, bar or `unknown`."""
     names, side = ("dot", "bar"), 2 * AROUND
-    windows = torch.stack(
-        [black[:, y - AROUND : y + AROUND, x - AROUND : x + AROUND] for x, y in SPOTS], 1
-    )  # [N, 8, 10, 10]
+    around = [black[:, y - AROUND : y + AROUND, x - AROUND : x + AROUND] for x, y in SPOTS]
+    windows = torch.stack(around, 1)  # [N, 8, 10, 10]
     covers = torch.stack(
         [torch.from_numpy(mark_cover(name, side - 2) > 0.5).float() for name in names]
     )

@@ -1,4 +1,4 @@
-"""Define task `shapes`: one object at a place, or two objects of different colours in a relation, on 32 x 32 pixels.
+"""Task `shapes`: one object at a place, or two of different colours in a relation, on 32 x 32.
 
 The verifier gives every pixel to the nearest colour of the palette; for every object asked for, it
 searches the stencil (shape, size, position) that best covers the pixels of its colour,
@@ -48,7 +48,7 @@ RELATIONS = {  # centres of the first and the second object
 JITTER = 1  # pixels: centres are drawn up to so far from the named place
 STYLES = ("one object", "two objects")
 
-MIN_IOU = 0.55  # between the pixels of a colour and the best stencil; under it nothing but the colour is recognised
+MIN_IOU = 0.55  # of a colour's pixels and the best stencil; below it, only the colour is recognised
 MIN_AREA = 8  # pixels; a colour with fewer is not there
 MAX_STRAY = 0.03  # share of the image's pixels that may belong to colours nobody asked for
 NEAR = 5.0  # pixels; how far from the named place a centre may lie
@@ -69,7 +69,7 @@ class Object:
 
 @dataclass(frozen=True)
 class ShapesScene:
-    """One object with `layout` in PLACES, or two of different colours with `layout` in RELATIONS."""
+    """One object, `layout` in PLACES, or two of different colours, `layout` in RELATIONS."""
 
     objects: tuple[Object, ...]
     layout: str
@@ -175,9 +175,10 @@ class Shapes(Task[ShapesScene]):
     def attributes(
         self, images: torch.Tensor, scenes: Sequence[ShapesScene]
     ) -> list[dict[str, bool]]:
-        """Check colour, shape and size of each object, the layout, and `clean`: no pixels of colours that nobody asked for.
+        """Check colour, shape and size of each object, the layout, and `clean`.
 
-        An attribute of an object that is not recognised counts as not held.
+        `clean`: no pixels of colours that nobody asked for. An object that is not recognised holds
+        no attribute.
         """
         labels = nearest_color(images)  # [N, H, W], 0 is the background
         colors = list(COLORS)
@@ -217,7 +218,7 @@ def _parse_object(text: str) -> Object:
 
 
 def _best_stencils(masks: torch.Tensor) -> list[tuple[float, str, str, tuple[int, int]]]:
-    """Return for every mask [H, W] the largest intersection over union with any stencil, its shape, size and centre (x, y)."""
+    """Return the best stencil per mask [H, W]: its IoU, shape, size and centre (x, y)."""
     stencils = torch.stack(
         [
             torch.from_numpy(stencil(shape, RADII[size], SIZE) > 0.5).float()
@@ -225,9 +226,8 @@ def _best_stencils(masks: torch.Tensor) -> list[tuple[float, str, str, tuple[int
         ]
     )
     kernels = stencils[:, None, SIZE // 2 - 8 : SIZE // 2 + 8, SIZE // 2 - 8 : SIZE // 2 + 8]
-    overlap = F.conv2d(
-        masks[:, None], kernels, padding=8
-    )  # [N, kinds, H + 1, W + 1]; index (y, x) is the centre
+    # [N, kinds, H + 1, W + 1]; index (y, x) is the centre
+    overlap = F.conv2d(masks[:, None], kernels, padding=8)
     union = (
         masks.sum((1, 2))[:, None, None, None] + stencils.sum((1, 2))[None, :, None, None] - overlap
     )

@@ -25,9 +25,9 @@ def find_task(caption: str) -> Task[Any]:
 
 
 def verify(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
-    """Return the share of asked attributes that each image [N, 3, H, W] in [0, 1] holds, [N] float32 in [0, 1].
+    """Return the share [N] float32 of asked attributes that each image [N, 3, H, W] holds.
 
-    The first caption decides the task. ValueError for other texts, and for images of another size
-    than the task's.
+    Images are in [0, 1]. The first caption decides the task. ValueError for other texts, and for
+    images of another size than the task's.
     """
     return find_task(prompts[0]).verify(images, prompts)

@@ -54,7 +54,7 @@ class Task(ABC, Generic[S]):
 
     @abstractmethod
     def parse(self, caption: str) -> S:
-        """Return the scene that `caption` describes, the inverse of `Scene.caption`; ValueError for a text that no scene has."""
+        """Parse a caption, the inverse of `Scene.caption`; ValueError if no scene has it."""
 
     @abstractmethod
     def elements(self, scene: S) -> list[tuple[str, str]]:
@@ -62,11 +62,11 @@ class Task(ABC, Generic[S]):
 
     @abstractmethod
     def draw(self, scene: S, rng: np.random.Generator | None = None) -> np.ndarray:
-        """Paint the image [3, size, size], float32 in [0, 1]; rng: draws what the caption leaves open."""
+        """Paint an image [3, size, size], float32 in [0, 1]; rng: for what captions leave open."""
 
     @abstractmethod
     def attributes(self, images: torch.Tensor, scenes: Sequence[S]) -> list[dict[str, bool]]:
-        """Return for every image [N, 3, size, size] in [0, 1] whether it holds each attribute that its scene asks for, by name."""
+        """Check each image [N, 3, size, size] in [0, 1] for its scene's attributes, by name."""
 
     def neighbour(self, scene: S, rng: np.random.Generator) -> S:
         """Change one attribute of `scene`."""
@@ -76,7 +76,10 @@ class Task(ABC, Generic[S]):
                 return other
 
     def sample(self, count: int, seed: int, *, testing: bool) -> tuple[list[S], np.ndarray]:
-        """Draw `count` scenes (captions may repeat) and their images [count, 3, size, size]; see `distinct_scenes`."""
+        """Draw `count` scenes, captions may repeat, and images [count, 3, size, size].
+
+        testing: as in `distinct_scenes`.
+        """
         rng = np.random.default_rng(seed)
         scenes: list[S] = []
         while len(scenes) < count:
@@ -88,10 +91,10 @@ class Task(ABC, Generic[S]):
     def distinct_scenes(
         self, count: int, seed: int, *, testing: bool, without: Collection[str] = ()
     ) -> list[S]:
-        """Draw `count` different scenes with a seed: held-out captions if `testing`, else the others; none of `without`.
+        """Draw `count` different scenes: held-out captions if `testing`, else others.
 
-        The styles have equal shares, or as many scenes as there are. ValueError if there are fewer
-        captions of that kind.
+        None of `without` is drawn. The styles have equal shares, or as many scenes as there are.
+        ValueError if there are fewer captions of that kind.
         """
         rng = np.random.default_rng(seed)
         fits = lambda caption: held_out(caption) == testing and caption not in without
@@ -137,5 +140,5 @@ class Task(ABC, Generic[S]):
 
 
 def held_out(caption: str) -> bool:
-    """Return whether `caption` is in the quarter of all captions, by checksum, that no model is trained on."""
+    """Return whether a caption, by checksum, is in the quarter that no model is trained on."""
     return zlib.crc32(caption.encode()) % 4 == 0

@@ -1,1 +1,1 @@
-"""Build and train the small models of profiles such as `tiny`: a base model and one scorer per learned reward."""
+"""Build and train small models for profiles such as `tiny`: a base model, a scorer per reward."""

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import NamedTuple
@@ -84,7 +85,7 @@ def fit_device(settings: BuiltModels) -> torch.device:
 
 
 def build_models(root: Path, settings: BuiltModels, parts: Path) -> tuple[dict, dict]:
-    """Write the folders of the pipeline and of the scorers below `root`; return their lock entries and the quality reached.
+    """Write the pipeline's and the scorers' folders below `root`; return lock entries and quality.
 
     parts: where each model waits until all are built. What an earlier call with equal settings left
     there is used again.
@@ -170,7 +171,10 @@ def build_pipeline(root: Path, settings: BuiltModels) -> dict:
 
 
 def build_scorer(root: Path, settings: BuiltModels, name: str) -> dict:
-    """Train one scorer of BUILDERS into its folders; return its loss and its accuracy, with the weights read back from the files."""
+    """Train one scorer of BUILDERS into its folders; return its loss and its accuracy.
+
+    Accuracy is measured with the weights read back from the files.
+    """
     task, fit = TASKS[settings.source], settings.fit_of(name)
     assert fit is not None  # `build_models` asks for no other
     how = Scorer(
@@ -242,3 +246,5 @@ BUILDERS: dict[str, Callable[[Path, Scorer], tuple[Callable, dict]]] = {
     "clip_score": _clip_score,
     "pickscore": _pickscore,
 }
+if not find_spec("g2rpo_core.rewards.hpsv3"):  # experimental: it may have been deleted
+    del BUILDERS["hpsv3"]

@@ -1,4 +1,4 @@
-"""Train the tiny CLIP Score, HPS-v2.1 and PickScore on a task's images, and save them in their published forms."""
+"""Train the tiny CLIP Score, HPS-v2.1 and PickScore, and save them in their published forms."""
 
 import json
 from collections.abc import Callable
@@ -50,10 +50,10 @@ def architecture(task: Task, size: TowerSize) -> dict[str, Any]:
 def pairs(
     task: Task, count: int, seed: int, *, testing: bool
 ) -> tuple[list[str], torch.Tensor, list[str], torch.Tensor]:
-    """Draw `count` scenes and a neighbour of each: captions and images [count, 3, size, size] in [0, 1], both twice.
+    """Draw `count` scenes and a neighbour of each.
 
-    With `testing` the first scenes are held-out ones; otherwise neither they nor their neighbours
-    are.
+    Returns the scenes' captions and images [count, 3, size, size] in [0, 1], then the neighbours'.
+    With `testing` the scenes are held-out ones; otherwise neither they nor their neighbours are.
     """
     rng = np.random.default_rng(seed)
     firsts: list[Scene] = []
@@ -78,10 +78,11 @@ def degrade(
     strength: float,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Degrade each image [N, 3, H, W] in [0, 1] as an unfinished generator does, in one of five ways at random.
+    """Degrade each image [N, 3, H, W] in [0, 1] as an unfinished generator does.
 
-    The ways: noise, blur, speckles, a faded part, a part that blends into the image of `others`. A
-    strength of 1 is plainly visible; every image draws its own share of it, from a third upwards.
+    One of five ways at random: noise, blur, speckles, a faded part, a part that blends into the
+    image of `others`. A strength of 1 is plainly visible; every image draws its own share of it,
+    from a third upwards.
     """
     n, _, height, width = images.shape
     draw = partial(torch.rand, generator=generator, device=images.device)
@@ -175,11 +176,12 @@ def train_towers(
     *,
     preferences: bool,
 ) -> tuple[torch.nn.Module, dict]:
-    """Train a tiny CLIP by contrastive learning, every scene in one batch with a neighbour that differs in one attribute.
+    """Train a tiny CLIP by contrastive learning, with hard negatives.
 
-    preferences: add the loss of HPS-v2.1 and PickScore: of two images for one caption, the softmax
-    of the scaled cosines should choose the right and clean one over the neighbour's, or over a
-    degraded copy. device: to train on; the model comes back to the CPU.
+    Every scene is in one batch with a neighbour that differs in one attribute. preferences: add the
+    loss of HPS-v2.1 and PickScore: of two images for one caption, the softmax of the scaled cosines
+    should choose the right and clean one over the neighbour's, or over a degraded copy. device: to
+    train on; the model comes back to the CPU.
     """
     # Model and data
     torch.manual_seed(seed)
@@ -201,9 +203,7 @@ def train_towers(
         image = F.normalize(
             encode_image((spoil(clean, clean.roll(1, 0), 0.4, generator) - mean) / std), dim=-1
         )
-        logits = model.logit_scale.exp() * image @ text.T
-        target = torch.arange(len(logits), device=device)
-        loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+        loss = contrastive_loss(model.logit_scale.exp() * image @ text.T)
         if preferences:
             # Preference of the right and clean image over the neighbour's and the degraded one
             count = len(indices)
@@ -214,26 +214,27 @@ def train_towers(
                 (features * text[:count]).sum(1) for features in (better, image[count:], worse)
             )
             scale = model.logit_scale.exp()
-            loss = (
-                loss
-                + F.softplus(scale * (wrong - right)).mean()
-                + F.softplus(scale * (bad - right)).mean()
-            )
+            loss = loss + F.softplus(scale * (wrong - right)).mean()
+            loss = loss + F.softplus(scale * (bad - right)).mean()
         return loss
 
     loss = fit([model], compute_loss, settings, generator, len(captions), label)
-    return model.eval().cpu(), {
-        "loss": loss,
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+    parameters = sum(p.numel() for p in model.parameters())
+    return model.eval().cpu(), {"loss": loss, "parameters": parameters}
+
+
+def contrastive_loss(logits: torch.Tensor) -> torch.Tensor:
+    """Return CLIP's symmetric cross-entropy of logits [N, N], images x captions."""
+    target = torch.arange(len(logits), device=logits.device)
+    return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
 
 @torch.no_grad()
 def scorer_quality(score, task: Task, seed: int = 10_000, count: int = 512) -> dict[str, float]:
-    """Measure how often a scorer `score(images, prompts) -> [N]` is right on held-out scenes; chance is 0.5 for both.
+    """Measure how often a scorer `score(images, prompts) -> [N]` is right on held-out scenes.
 
     `attribute`: share of captions whose image scores over a neighbour's (ties count half, a missing
-    score is lost); `degraded`: over a degraded copy of it.
+    score is lost); `degraded`: over a degraded copy of it. Chance is 0.5 for both.
     """
     captions, images, _, neighbours = pairs(task, count, seed, testing=True)
     right = score(images, captions)
@@ -248,7 +249,7 @@ def scorer_quality(score, task: Task, seed: int = 10_000, count: int = 512) -> d
 
 
 def save_clip_score(model: torch.nn.Module, task: Task, size: TowerSize, folder: Path) -> None:
-    """Write the files of `apple/DFN5B-CLIP-ViT-H-14`: open_clip_config.json and open_clip_pytorch_model.bin."""
+    """Write open_clip's two files, configuration and weights, as in `apple/DFN5B-CLIP-ViT-H-14`."""
     folder.mkdir(parents=True)
     (folder / "open_clip_config.json").write_text(
         json.dumps({"model_cfg": architecture(task, size), "preprocess_cfg": PREPROCESS}, indent=1)
@@ -257,14 +258,20 @@ def save_clip_score(model: torch.nn.Module, task: Task, size: TowerSize, folder:
 
 
 def save_hps(model: torch.nn.Module, task: Task, size: TowerSize, folder: Path) -> None:
-    """Write the file of `xswu/HPSv2`, HPS_v2.1_compressed.pt, and the architecture, which open_clip cannot know by name."""
+    """Write HPS_v2.1_compressed.pt as in `xswu/HPSv2`, and the architecture beside it.
+
+    open_clip does not know it by a name.
+    """
     folder.mkdir(parents=True)
     (folder / HPS_ARCHITECTURE).write_text(json.dumps(architecture(task, size), indent=1))
     torch.save({"state_dict": model.state_dict()}, folder / "HPS_v2.1_compressed.pt")
 
 
 def save_pickscore_processor(task: Task, folder: Path) -> None:
-    """Write tokenizer and preprocessing of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K`, the files that are not weights."""
+    """Write the files of `laion/CLIP-ViT-H-14-laion2B-s32B-b79K` that are not weights.
+
+    They are the tokenizer and the preprocessing.
+    """
     CLIPImageProcessor(
         size={"shortest_edge": task.size}, crop_size={"height": task.size, "width": task.size}
     ).save_pretrained(folder)

@@ -9,11 +9,8 @@ from tqdm import tqdm
 from g2rpo_core.tiny_models.settings import FitSettings
 
 WARM_UP = 0.05  # of the steps
-QUINTIC = (
-    3.4445,
-    -4.775,
-    2.0315,
-)  # of Jordan et al. (2024), https://kellerjordan.github.io/posts/muon, as are the next two
+# Jordan et al. (2024), https://kellerjordan.github.io/posts/muon
+QUINTIC = (3.4445, -4.775, 2.0315)
 ITERATIONS = 5
 MOMENTUM = 0.95
 
@@ -26,7 +23,7 @@ def fit(
     count: int,
     label: str,
 ) -> float:
-    """Minimize `compute_loss(indices) -> scalar`, with linear warm-up over 5 % of the steps and cosine decay.
+    """Minimize `compute_loss(indices) -> scalar` with warm-up and cosine decay of the rate.
 
     Return the mean loss of the last 5 % of the steps. indices: [batch] int64, drawn from
     range(count) with `generator`, on its device.
@@ -61,10 +58,10 @@ def fit(
 def make_optimizers(
     modules: list[torch.nn.Module], settings: FitSettings
 ) -> list[torch.optim.Optimizer]:
-    """Return Muon for the weights of linear layers in stacks of blocks, and AdamW for all else, first and last layers included.
+    """Return Muon for linear layers in stacks of blocks, and AdamW for all other parameters.
 
-    With Muon, the tiny transformer of profile `tiny` reaches the same loss in half of the steps
-    that AdamW alone takes.
+    First and last layers are AdamW's. With Muon, the tiny transformer of profile `tiny` reaches the
+    same loss in half of the steps that AdamW alone takes.
     """
     of_blocks = {
         id(layer.weight)
@@ -84,7 +81,10 @@ def make_optimizers(
 
 
 def rate_share(step: int, steps: int) -> float:
-    """Return the share of the peak learning rate at a step of range(steps): it rises over the first 5 %, then falls as a half cosine."""
+    """Return the learning rate at a step as a share of its peak.
+
+    It rises linearly over the first 5 % of the steps, then falls as a half cosine.
+    """
     warm = max(1, round(WARM_UP * steps))
     return (
         (step + 1) / warm
@@ -94,7 +94,7 @@ def rate_share(step: int, steps: int) -> float:
 
 
 class Muon(torch.optim.Optimizer):
-    """The optimizer Muon in float32: steps along Nesterov momentum whose singular values are set to 1, times √max(1, rows / columns).
+    """Muon in float32: orthogonalized Nesterov momentum, times √max(1, rows / columns).
 
     `torch.optim.Muon` iterates in bfloat16, which takes fifteen times as long on a processor
     without AVX-512.
@@ -122,7 +122,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Bring the singular values of `matrix` [rows, columns] near 1 (0.7 to 1.2) by Jordan's form of the Newton-Schulz iteration."""
+    """Bring the singular values of `matrix` [rows, columns] near 1 (0.7 to 1.2).
+
+    By Jordan's form of the Newton-Schulz iteration.
+    """
     a, b, c = QUINTIC
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide = wide / wide.norm().clamp(min=1e-7)

@@ -1,4 +1,7 @@
-"""Train the tiny HPSv3, a Qwen2-VL that ranks a task's images, and save it in the published form."""
+"""Train the tiny HPSv3, a Qwen2-VL that ranks images, and save it in the published form.
+
+Experimental: main works without it.
+"""
 
 import re
 from pathlib import Path
@@ -34,7 +37,10 @@ PUBLISHED = [
 
 
 def tokenizer(task: Task) -> Qwen2TokenizerFast:
-    """Make a byte-level BPE tokenizer in Qwen's form, without TOKEN: one token per word, and for each fixed part of the instruction."""
+    """Make a byte-level BPE tokenizer in Qwen's form, without TOKEN.
+
+    Each word, and each fixed part of the instruction, is one token.
+    """
     before, after = read_template(TEMPLATE).split("{prompt}")
     made = byte_level(task.phrases, SPECIAL, [before, *after.split(TOKEN), "assistant\n", "user\n"])
     made.pad_token = made.eos_token = END
@@ -42,7 +48,7 @@ def tokenizer(task: Task) -> Qwen2TokenizerFast:
 
 
 def processor(task: Task) -> Qwen2VLProcessor:
-    """Make image processor, tokenizer and chat template of the base model; one image is 16 tokens at 32 x 32 pixels."""
+    """Make the base model's processor and chat template; 32 x 32 pixels are 16 tokens."""
     pixels = task.size**2
     images = {"patch_size": PATCH, "size": {"shortest_edge": pixels, "longest_edge": pixels}}
     return Qwen2VLProcessor(
@@ -54,7 +60,7 @@ def processor(task: Task) -> Qwen2VLProcessor:
 
 
 def config_of(words: Qwen2TokenizerFast) -> Qwen2VLConfig:
-    """Return the base model's configuration, for the ids of its tokenizer, which has no TOKEN yet."""
+    """Return the base model's configuration for a tokenizer that has no TOKEN yet."""
     ids = dict(
         zip(
             ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
@@ -96,11 +102,11 @@ def config_of(words: Qwen2TokenizerFast) -> Qwen2VLConfig:
 
 
 def train_hpsv3(task: Task, settings: FitSettings, seed: int) -> tuple[HPSv3Model, dict]:
-    """Train on preferences: of two images for one caption, the right and clean one over a neighbour's, and over a degraded copy.
+    """Train on preferences for the right and clean one of two images for a caption.
 
-    The published model also learns a deviation; here the head's second output stays untrained, as
-    no reward reads it. The words of the caption are learned too, from the right image before them:
-    this teaches the model to see.
+    The other one is a neighbour's, or a degraded copy. The published model also learns a deviation;
+    here the head's second output stays untrained, as no reward reads it. The words of the caption
+    are learned too, from the right image before them: this teaches the model to see.
     """
     # Model and tokenizer, with the token that the head reads
     torch.manual_seed(seed)
@@ -124,9 +130,8 @@ def train_hpsv3(task: Task, settings: FitSettings, seed: int) -> tuple[HPSv3Mode
     def compute_loss(indices):
         clean, others = images[indices], other_images[indices]
         near = degrade(task, torch.cat([clean, others]), torch.cat([others, clean]), 0.4, generator)
-        seen = torch.cat(
-            [near, degrade(task, clean, others, 1.0, generator)]
-        )  # right images, neighbours', degraded ones
+        # Right images, neighbours', degraded ones
+        seen = torch.cat([near, degrade(task, clean, others, 1.0, generator)])
         asked = [captions[index] for index in indices] * 3
         inputs = encode(inputs_of, seen, asked, task.size**2)
         states.clear()
@@ -150,7 +155,10 @@ def train_hpsv3(task: Task, settings: FitSettings, seed: int) -> tuple[HPSv3Mode
 
 
 def save_hpsv3(model: HPSv3Model, task: Task, folder: Path, base: Path) -> None:
-    """Write the file of `MizzenAI/HPSv3`, HPSv3.safetensors, and config and processor of the base model, without its weights."""
+    """Write HPSv3.safetensors as in `MizzenAI/HPSv3`, and the base model's config and processor.
+
+    The base model's weights are not written: the reward needs none.
+    """
     folder.mkdir(parents=True)
     weights = {}
     for name, value in model.state_dict().items():

@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import nn
-from transformers import BlipTextConfig, BlipVisionConfig
+from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig
 
 from g2rpo_core.rewards.image_reward import HEAD_WIDTH, MED_CONFIG, ImageRewardModel
 from g2rpo_core.tasks.task import Task
-from g2rpo_core.tiny_models.clip import degrade, pairs
+from g2rpo_core.tiny_models.clip import contrastive_loss, degrade, pairs
 from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import FitSettings
 from g2rpo_core.tiny_models.tokenizers import bert_tokenizer
 
 WIDTH, TEXT_WIDTH, EMBEDDING = 128, 96, 256
-INITIAL = 0.1  # deviation of the first weights: at BERT's 0.02 so narrow a tower passes on almost nothing, and does not learn
+INITIAL = 0.1  # deviation of initial weights; at BERT's 0.02, so narrow a tower does not learn
 TEMPERATURE = 0.07  # of the contrastive loss; the published BLIP starts there and learns it
 PUBLISHED = [  # the names of transformers in those of `ImageReward.pt`, see RENAMED of the reward
     (r"^vision\.embeddings\.class_embedding$", "blip.visual_encoder.cls_token"),
@@ -35,36 +35,16 @@ PUBLISHED = [  # the names of transformers in those of `ImageReward.pt`, see REN
 
 
 def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict]:
-    """Train the reward model and BLIP's two projections, by BLIP's contrastive loss and ImageReward's ranking loss at once.
+    """Train the reward model and BLIP's two projections by BLIP's and ImageReward's losses at once.
 
-    Ranking: of two images for one caption, the right and clean one should score over a neighbour's
-    (a scene with one attribute changed), and over a degraded copy of itself.
+    BLIP's is contrastive, ImageReward's a ranking: of two images for one caption, the right and
+    clean one should score over a neighbour's (a scene with one attribute changed), and over a
+    degraded copy of itself.
     """
     # Model: image and text tower, and BLIP's projections
     torch.manual_seed(seed)
     tokenizer = bert_tokenizer(task)
-    vision = BlipVisionConfig(
-        hidden_size=WIDTH,
-        intermediate_size=4 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=WIDTH // HEAD_WIDTH,
-        image_size=task.size,
-        patch_size=8,
-        hidden_act="gelu",
-        layer_norm_eps=1e-6,
-        initializer_range=INITIAL,
-    )
-    text = BlipTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=TEXT_WIDTH,
-        intermediate_size=4 * TEXT_WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        encoder_hidden_size=WIDTH,
-        pad_token_id=tokenizer.pad_token_id,
-        initializer_range=INITIAL,
-    )
-    reward = ImageRewardModel(vision, text)
+    reward = _reward(task, tokenizer)
     model = nn.ModuleDict(
         {
             "reward": reward,
@@ -92,15 +72,13 @@ def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn
                 degrade(task, clean[:count], clean[count:], 1.0, generator),
             ]
         )
-        seen = reward.vision(
-            (seen - mean) / std
-        ).last_hidden_state  # right images, neighbours, degraded ones
+        # States of right images, neighbours, degraded ones
+        seen = reward.vision((seen - mean) / std).last_hidden_state
         # Contrast of captions and images, as BLIP has it
         image = F.normalize(model["vision_proj"](seen[: 2 * count, 0]), dim=-1)
         words = reward.text(token, attention_mask=mask, is_decoder=False).last_hidden_state
-        logits = image @ F.normalize(model["text_proj"](words[:, 0]), dim=-1).T / TEMPERATURE
-        target = torch.arange(len(logits))
-        contrast = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+        caption = F.normalize(model["text_proj"](words[:, 0]), dim=-1)
+        contrast = contrastive_loss(image @ caption.T / TEMPERATURE)
         # Ranking of the right image over the neighbour's and the degraded one
         states = reward.text(
             token[:count].repeat(3, 1),
@@ -115,8 +93,37 @@ def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn
     return model.eval(), {"loss": loss, "parameters": sum(p.numel() for p in model.parameters())}
 
 
+def _reward(task: Task, tokenizer: BertTokenizer) -> ImageRewardModel:
+    """Return the reward model with random weights: image tower, text tower and head."""
+    vision = BlipVisionConfig(
+        hidden_size=WIDTH,
+        intermediate_size=4 * WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=WIDTH // HEAD_WIDTH,
+        image_size=task.size,
+        patch_size=8,
+        hidden_act="gelu",
+        layer_norm_eps=1e-6,
+        initializer_range=INITIAL,
+    )
+    text = BlipTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=4 * TEXT_WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        encoder_hidden_size=WIDTH,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=INITIAL,
+    )
+    return ImageRewardModel(vision, text)
+
+
 def save_image_reward(model: nn.ModuleDict, task: Task, folder: Path, tokenizer: Path) -> None:
-    """Write the files of `THUDM/ImageReward`, ImageReward.pt and med_config.json, and those of bert-base-uncased's tokenizer."""
+    """Write ImageReward.pt and med_config.json as in `THUDM/ImageReward`, and the tokenizer.
+
+    The tokenizer has the form of bert-base-uncased's.
+    """
     folder.mkdir(parents=True)
     weights = {
         f"blip.{name}": value

@@ -1,4 +1,7 @@
-"""Make small base models that read prompts with a language model, whose weights are random and stay so: published ones are frozen, too."""
+"""Make small base models that encode prompts with a language model.
+
+The language model's weights are random and stay so: those of published models are frozen, too.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -40,7 +43,7 @@ WIDTH = 32  # of language models
 
 
 class WithLanguageModel(TinyBase):
-    """A tiny base model that encodes its prompts and calls its transformer by its `Architecture`."""
+    """A tiny base model whose `Architecture` encodes its prompts and calls its transformer."""
 
     pipeline_class: str
     """Diffusers' class."""
@@ -54,9 +57,8 @@ class WithLanguageModel(TinyBase):
     def __init__(self, task: Task, captions: list[str]):
         self.tokenizer = qwen_tokenizer(task)
         self.encoder = self.make_encoder(len(self.tokenizer)).eval().requires_grad_(False)
-        torch.nn.init.normal_(
-            self.encoder.get_input_embeddings().weight
-        )  # so that what a token is outweighs its context
+        # So that what a token is outweighs its context
+        torch.nn.init.normal_(self.encoder.get_input_embeddings().weight)
         transformer = self.make_transformer(task)
         initialize(transformer)
         self.parts = torch.nn.ModuleDict({"transformer": transformer})
@@ -119,7 +121,7 @@ def qwen3(
 
 
 class Flux2Vae(TinyVae):
-    """A small AutoencoderKLFlux2: its statistics are those of a batch norm, of each channel and place in a patch."""
+    """A small AutoencoderKLFlux2: batch-norm statistics per channel and place in a patch."""
 
     @staticmethod
     def make(side, size):
@@ -143,9 +145,8 @@ class TinyFlux2(WithLanguageModel):
     pipeline_class, vae = "Flux2KleinPipeline", Flux2Vae
 
     def make_encoder(self, vocabulary):
-        return qwen3(
-            Qwen3ForCausalLM, vocabulary, 28
-        )  # the pipeline takes the states of layers 9, 18 and 27
+        # The pipeline takes the states of layers 9, 18 and 27
+        return qwen3(Qwen3ForCausalLM, vocabulary, 28)
 
     def make_transformer(self, task):
         return Flux2Transformer2DModel(
@@ -183,7 +184,7 @@ class TinyZImage(WithLanguageModel):
 
 
 class QwenImageVae(TinyVae):
-    """A small AutoencoderKLQwenImage: an image is a video with one frame, and every channel has its own statistics."""
+    """A small AutoencoderKLQwenImage: an image is a video of one frame; statistics per channel."""
 
     @staticmethod
     def make(side, size):

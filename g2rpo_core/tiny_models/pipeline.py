@@ -1,4 +1,4 @@
-"""Make and train the tiny text-to-image model: a pipeline of a published base model's classes, on a task's images."""
+"""Train the tiny text-to-image model, a pipeline of a published base model's classes."""
 
 import copy
 import re
@@ -41,15 +41,18 @@ SMALL_VAE = {
 # weights that are zero at first, as DiT's: every block is then the identity, and the output zero
 ZEROS = re.compile(r"norm.*linear|modulation|_mod\.|^proj_out|final_layer.*\.linear")
 KL_WEIGHT = 1e-6
-LOG_VARIANCE = -4.0  # of the latents before the VAE has learned any: at 0 its noise would hide them for hundreds of steps
+LOG_VARIANCE = -4.0  # of the latents at first; at 0, noise would hide them for hundreds of steps
 EMA_DECAY = 0.99
-GUIDANCE = 3.5  # FLUX.1-dev takes its guidance scale as an input; the tiny one is trained at this value alone
-DROPPED = 0.1  # share of captions that Stable Diffusion 3 is trained on as the empty prompt, for classifier-free guidance
+GUIDANCE = 3.5  # an input of FLUX.1-dev; the tiny one is trained at this value alone
+DROPPED = 0.1  # share of captions that Stable Diffusion 3 learns as the empty prompt, for guidance
 WIDTH = 64  # of T5; Stable Diffusion 3's two CLIPs fill it side by side
 
 
 def quieted(vae: ModelMixin, last: torch.nn.Module) -> ModelMixin:
-    """Initialize a VAE with little noise, and with residual blocks that are the identity, which halves the steps; last: makes the moments."""
+    """Initialize a VAE with little noise, and residual blocks as the identity: half the steps.
+
+    last: the layer that makes the moments.
+    """
     for name, parameter in vae.named_parameters():
         if "resnets" in name and "conv2" in name:
             torch.nn.init.zeros_(parameter)
@@ -130,7 +133,7 @@ class TinyBase(ABC):
     """A tiny base model, not trained yet; a prompt is the index of its text."""
 
     parts: torch.nn.ModuleDict
-    """What is trained: `transformer` and the text encoders, in the order in which the optimizers hold their parameters."""
+    """`transformer` and the text encoders, all trained, in the optimizers' order of parameters."""
     vae: type[TinyVae] = TinyVae
     scheduler: Mapping[str, Any] = {"shift": 3.0}
 
@@ -139,7 +142,7 @@ class TinyBase(ABC):
         """Make the model for captions of a task."""
 
     def to(self, device: torch.device) -> None:
-        """Move everything that is computed with: the parts, and attributes that are tensors or mappings of them."""
+        """Move the parts, and all attributes that are tensors or mappings of them."""
         self.parts.to(device)
         for name, value in vars(self).items():
             if name != "parts":
@@ -159,7 +162,7 @@ class TinyBase(ABC):
         prompt: torch.Tensor,
         generator: torch.Generator,
     ) -> torch.Tensor:
-        """Call the transformer, with gradients for all parts; generator: draws whatever else is random in training."""
+        """Call the transformer with gradients for all parts; generator: for training's dropout."""
 
     @abstractmethod
     def pipeline(self, parts: torch.nn.ModuleDict, **others: object) -> DiffusionPipeline:
@@ -211,7 +214,7 @@ def initialize(transformer: torch.nn.Module) -> None:
 
 
 def flux_config(size: TransformerSize) -> dict[str, Any]:
-    """Return the configuration of a small FLUX.1's transformer, with the published proportions of its position embedding."""
+    """Return a small FLUX.1's configuration, with the published proportions of its positions."""
     place = 3 * size.head_width // 8
     return {
         "in_channels": 32,
@@ -234,7 +237,12 @@ def vae_config(size: VaeSize) -> dict[str, Any]:
 class TinyFlux(WithT5):
     """A small FLUX.1-dev."""
 
-    def __init__(self, task: Task, captions: list[str], size: TransformerSize = TransformerSize()):  # noqa: B008
+    def __init__(
+        self,
+        task: Task,
+        captions: list[str],
+        size: TransformerSize = TransformerSize(),  # noqa: B008
+    ):
         super().__init__(task, captions)
         clip, t5 = CLIPTextModel(self.clip_config(64, 1)), self.t5()
         transformer = FluxTransformer2DModel(**flux_config(size))
@@ -274,7 +282,7 @@ class TinyFlux(WithT5):
 
 
 class TinyStableDiffusion3(WithT5):
-    """A small Stable Diffusion 3.5, with Medium's dual attention (first block) and normalized queries and keys."""
+    """A small Stable Diffusion 3.5: Medium's dual attention (first block), normalized Q and K."""
 
     def __init__(self, task: Task, captions: list[str]):
         super().__init__(task, [*captions, ""])  # the last one is the empty prompt
@@ -302,7 +310,10 @@ class TinyStableDiffusion3(WithT5):
         self.parts = torch.nn.ModuleDict({"transformer": transformer, **clips, "t5": t5})
 
     def velocity(self, latents, sigma, prompt, generator):
-        """Encode the prompts as `StableDiffusion3Pipeline.encode_prompt` does, some of them as the empty prompt, and call the transformer."""
+        """Encode prompts as `StableDiffusion3Pipeline.encode_prompt` and call the transformer.
+
+        The share DROPPED of them is replaced by the empty prompt.
+        """
         dropped = torch.rand(len(prompt), generator=generator, device=prompt.device) < DROPPED
         prompt = prompt.masked_fill(dropped, len(self.clip_ids) - 1)
         clips = [
@@ -343,11 +354,11 @@ def train_pipeline(
     settings: FitSettings,
     seed: int,
 ) -> tuple[DiffusionPipeline, dict]:
-    """Train transformer and text encoders together by flow matching; return the pipeline with averaged weights, and its quality.
+    """Train transformer and text encoders by flow matching; return a pipeline and its quality.
 
-    build: makes the model for captions of a task, after `torch.manual_seed`; captions, images [N,
-    3, size, size] in [-1, 1]: the training set, on the device to train on. Sigma is uniform,
-    shifted by 3 like sampling's.
+    The pipeline has averaged weights. build: makes the model for captions of a task, after
+    `torch.manual_seed`; captions, images [N, 3, size, size] in [-1, 1]: the training set, on the
+    device to train on. Sigma is uniform, shifted by 3 like sampling's.
     """
     torch.manual_seed(seed)
     base = build(task, captions)

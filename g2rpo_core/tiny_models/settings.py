@@ -1,4 +1,4 @@
-"""Define the section `models` of a profile whose models are built and trained here, on a task's images."""
+"""The section `models` of a profile that builds and trains its models here."""
 
 from typing import Annotated, Literal
 
@@ -21,31 +21,32 @@ Channels = Annotated[int, Field(gt=0, le=4096, multiple_of=8)]
 class FitSettings(Settings):
     """How long a tiny model is trained, and with which learning rates."""
 
-    steps: Count = Field(description="optimizer steps")
-    batch: Count = Field(description="examples in a step")
+    steps: Count = Field(description="Optimizer steps.")
+    batch: Count = Field(description="Examples per step.")
     learning_rate: Rate = Field(description="AdamW's peak learning rate")
     muon_rate: Rate | None = Field(
         0.02,
-        description="Muon's, for the matrices of blocks; 0.02 is its published default; none: AdamW alone",
+        description="Muon's, for the matrices of blocks; 0.02 is its published default; "
+        "none: AdamW alone",
     )
 
 
 class TransformerSize(Settings):
     """The transformer of a small FLUX.1."""
 
-    heads: Count = Field(4, description="attention heads")
+    heads: Count = Field(4, description="Attention heads.")
     head_width: Annotated[int, Field(gt=0, le=1024, multiple_of=16)] = Field(
-        32, description="channels of a head, divisible by 16"
+        32, description="Channels per head, divisible by 16."
     )
-    blocks: Count = Field(2, description="blocks in which text and image have weights of their own")
-    single_blocks: Count = Field(2, description="blocks in which they share weights")
+    blocks: Count = Field(2, description="Blocks with separate weights for text and image.")
+    single_blocks: Count = Field(2, description="Blocks with shared weights.")
 
 
 class VaeSize(Settings):
     """The VAE: three levels, so that a latent is 4 x 4 pixels; 8 latent channels."""
 
     channels: tuple[Channels, Channels, Channels] = Field(
-        (16, 32, 32), description="of its levels, each a multiple of the first"
+        (16, 32, 32), description="Channels per level, each a multiple of the first."
     )
 
     @field_validator("channels")
@@ -60,9 +61,9 @@ class TowerSize(Settings):
     """The image tower of the CLIP scorers: HPS-v2.1, CLIP Score and PickScore."""
 
     width: Annotated[int, Field(gt=0, le=8192, multiple_of=32)] = Field(
-        96, description="channels, in heads of 32"
+        96, description="Channels, in heads of 32."
     )
-    layers: Count = Field(3, description="transformer blocks")
+    layers: Count = Field(3, description="Transformer blocks.")
 
 
 class Sizes(Settings):
@@ -80,27 +81,30 @@ class BuiltModels(Settings):
     A scorer without a fit is not built.
     """
 
-    source: TaskName = Field(description="build and train the models here, on this task's images")
-    seed: Seed = Field(description="of images and weights")
-    images: Count = Field(description="how many the pipeline is trained on")
+    source: TaskName = Field(description="Build and train the models here, on this task's images.")
+    seed: Seed = Field(description="Seed of the images and of the initial weights.")
+    images: Count = Field(description="Images that the pipeline is trained on.")
     device: Literal["cpu", "gpu"] = Field(
         "cpu",
-        description="where VAE, base model and CLIP scorers are trained; a GPU computes other bits",
+        description=(
+            "Device that trains the VAE, the base model and the CLIP scorers; "
+            "a GPU computes other bits."
+        ),
     )
-    sizes: Sizes = Field(Sizes(), description="how large they are")
+    sizes: Sizes = Field(Sizes(), description="Sizes of the models.")
     vae: FitSettings
-    flux: FitSettings | None = Field(None, description="build a small FLUX.1, and fit it so")
+    flux: FitSettings | None = Field(None, description="Build a small FLUX.1, trained by this fit.")
     sd3: FitSettings | None = Field(
-        None, description="build a small Stable Diffusion 3.5 instead, and fit it so"
+        None, description="Build a small Stable Diffusion 3.5 instead, trained by this fit."
     )
     flux2: FitSettings | None = Field(
-        None, description="build a small FLUX.2 klein instead, and fit it so"
+        None, description="Build a small FLUX.2 klein instead, trained by this fit."
     )
     zimage: FitSettings | None = Field(
-        None, description="build a small Z-Image instead, and fit it so"
+        None, description="Build a small Z-Image instead, trained by this fit."
     )
     qwen_image: FitSettings | None = Field(
-        None, description="build a small Qwen-Image instead, and fit it so"
+        None, description="Build a small Qwen-Image instead, trained by this fit."
     )
     clip_score: FitSettings | None = None
     hps: FitSettings | None = None

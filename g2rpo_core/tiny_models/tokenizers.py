@@ -1,4 +1,7 @@
-"""Make the tokenizers of the tiny models without a hub: CLIP's own, and T5's, Qwen's and BERT's from the captions' words."""
+"""Make the tiny models' tokenizers without a hub: CLIP's own, and T5's, Qwen's and BERT's.
+
+All but CLIP's are made from the captions' words.
+"""
 
 import gzip
 import json
@@ -33,7 +36,7 @@ CHAT = (  # the part of Qwen3's template that one turn of a user needs
 
 
 def clip_tokenizer() -> CLIPTokenizer:
-    """Make CLIP's byte-pair tokenizer from the vocabulary file that open_clip ships; same ids as the published one."""
+    """Make CLIP's byte-pair tokenizer, with the published ids, from open_clip's vocabulary file."""
     path = Path(open_clip.__file__).parent / "bpe_simple_vocab_16e6.txt.gz"
     merges = gzip.decompress(path.read_bytes()).decode().split("\n")[1 : 49152 - 256 - 2 + 1]
     letters = list(bytes_to_unicode().values())
@@ -66,7 +69,7 @@ def clip_tokenizer() -> CLIPTokenizer:
 
 
 def t5_tokenizer(task: Task) -> T5TokenizerFast:
-    """Make a unigram tokenizer in T5's form with a token for every word of a task; other words fall back to letters."""
+    """Make a unigram tokenizer in T5's form: a token per word of the task, letters for others."""
     vocabulary = [
         ("<pad>", 0.0),
         ("</s>", 0.0),
@@ -78,21 +81,22 @@ def t5_tokenizer(task: Task) -> T5TokenizerFast:
 
 
 def qwen_tokenizer(task: Task) -> Qwen2TokenizerFast:
-    """Make a byte-level BPE tokenizer in Qwen's form, with Qwen3's chat template: a token for every word of a task and of the template."""
+    """Make a byte-level BPE tokenizer in Qwen's form, with Qwen3's chat template.
+
+    Each word of the task and of the template is one token.
+    """
     end = "<|endoftext|>"
     words = [*_words(task), *TEMPLATES.split()]
     made = byte_level(words, [end, "<|im_start|>", "<|im_end|>"], [THOUGHT])
-    made.pad_token, made.eos_token, made.chat_template, made.model_max_length = (
-        end,
-        "<|im_end|>",
-        CHAT,
-        QWEN_LENGTH,
-    )
+    made.pad_token = end
+    made.eos_token = "<|im_end|>"
+    made.chat_template = CHAT
+    made.model_max_length = QWEN_LENGTH
     return made
 
 
 def byte_level(words: Iterable[str], special: list[str], fixed: list[str]) -> Qwen2TokenizerFast:
-    """Make a byte-level BPE tokenizer of Qwen's class with a token for every word, special text and fixed text."""
+    """Make a byte-level BPE tokenizer of Qwen's class: a token per word, special and fixed text."""
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(
         [f"{word} {word}" for word in words] * 8,
@@ -110,7 +114,7 @@ def byte_level(words: Iterable[str], special: list[str], fixed: list[str]) -> Qw
 
 
 def bert_tokenizer(task: Task) -> BertTokenizer:
-    """Make a WordPiece tokenizer as bert-base-uncased's, with a token for every word of a task; others fall back to letters."""
+    """Make a WordPiece tokenizer like bert-base-uncased's: a token per word, letters for others."""
     letters = list(map(chr, range(33, 65))) + list(map(chr, range(91, 127)))  # all but the capitals
     pieces = [
         "[PAD]",

@@ -1,10 +1,11 @@
-"""Train the tiny UnifiedReward: a Qwen2.5-VL that judges a task's images in the form that a template asks for.
+"""Train the tiny UnifiedReward: a Qwen2.5-VL that answers in the form that a template asks for.
 
 An answer names every attribute that the caption asks for and whether the image holds it, then gives
 the score: 5, less 1 for each attribute that is wrong and less 2 for a degraded image, never under
 1.
 """
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -46,7 +47,8 @@ CHAT = (
 )
 SCENES = 6144
 VALUES = ("0\n", "1\n")  # whether the image holds an element, one token each
-INIT = 0.1  # of weights; with Qwen's 0.02 this model stayed unlearned, which was not traced to this number alone
+# Of weights. With Qwen's 0.02 this model did not learn, which was not traced to this number alone
+INIT = 0.1
 
 
 def answer(task: Task, asked: Scene, shown: Scene, spoilt: bool) -> str:
@@ -60,7 +62,10 @@ def answer(task: Task, asked: Scene, shown: Scene, spoilt: bool) -> str:
 
 
 def tokenizer(task: Task) -> Qwen2TokenizerFast:
-    """Make a byte-level BPE tokenizer in Qwen's form: one token per word, per element, and for the fixed part of the question."""
+    """Make a byte-level BPE tokenizer in Qwen's form.
+
+    Each word, each element, and the fixed part of the question is one token.
+    """
     fixed = [
         read_template(TEMPLATE).partition("{prompt}")[0],
         "Final Score: ",
@@ -77,7 +82,7 @@ def tokenizer(task: Task) -> Qwen2TokenizerFast:
 
 
 def processor(task: Task) -> Qwen2_5_VLProcessor:
-    """Make image processor, tokenizer and chat template; one image is 16 tokens of the language model at 32 x 32 pixels."""
+    """Make the processor and chat template; 32 x 32 pixels are 16 tokens."""
     pixels = task.size**2
     images = {"patch_size": PATCH, "size": {"shortest_edge": pixels, "longest_edge": pixels}}
     return Qwen2_5_VLProcessor(
@@ -137,7 +142,7 @@ def model(task: Task, words: Qwen2TokenizerFast) -> Qwen2_5_VLForConditionalGene
 def train_vlm(
     task: Task, settings: FitSettings, seed: int
 ) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor, dict]:
-    """Train on right captions, captions with one and with several wrong attributes, and degraded images.
+    """Train on right captions, captions with one or several wrong attributes, and degraded images.
 
     Where the caption is right, its own words are learned too, from the image before them: this
     teaches the model to see.
@@ -167,28 +172,18 @@ def train_vlm(
         images, spoilt = drawn[indices], torch.from_numpy(rng.random(len(indices)) < 0.3)
         bad = degrade(task, images, images.roll(1, 0), 1.0, generator)
         images = torch.where(spoilt[:, None, None, None], bad, images)
+        chat = partial(inputs_of.apply_chat_template, add_generation_prompt=True, tokenize=False)
         texts = [
-            inputs_of.apply_chat_template(
-                conversation(question(TEMPLATE, a.caption)),
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-            + answer(task, a, s, bool(b))
-            + END
+            chat(conversation(question(TEMPLATE, a.caption))) + answer(task, a, s, bool(b)) + END
             for a, s, b in zip(asked, shown, spoilt)
         ]
-        inputs = inputs_of(
-            text=texts,
-            images=list((images * 255).round().byte()),
-            padding=True,
-            return_tensors="pt",
-        )
+        pixels = list((images * 255).round().byte())
+        inputs = inputs_of(text=texts, images=pixels, padding=True, return_tensors="pt")
         # Cross-entropy of the answer, of its judgements, and of right captions
         logits, ids = vlm(**inputs).logits[:, :-1], inputs["input_ids"]
         target = ids[:, 1:]
-        losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view_as(
-            target
-        )
+        losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
+        losses = losses.view_as(target)
         mean = lambda where: (losses * where).sum() / where.sum().clamp(min=1)
         after = lambda token: (ids == token).cumsum(1)[:, :-1] > 0
         right = torch.tensor([a == s for a, s in zip(asked, shown)])[:, None]
@@ -197,11 +192,8 @@ def train_vlm(
         return mean(answered) + mean(chosen) + mean(after(caption) & ~after(reply) & right)
 
     loss = fit([vlm], compute_loss, settings, generator, len(scenes), "unified reward")
-    return (
-        vlm.eval(),
-        inputs_of,
-        {"loss": loss, "parameters": sum(p.numel() for p in vlm.parameters())},
-    )
+    parameters = sum(p.numel() for p in vlm.parameters())
+    return vlm.eval(), inputs_of, {"loss": loss, "parameters": parameters}
 
 
 def change(task: Task, scene: Scene, changes: int, rng: np.random.Generator) -> Scene:

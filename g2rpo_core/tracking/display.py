@@ -1,8 +1,8 @@
-"""Shows a run while it goes on: a progress bar, warnings on stderr, and curves and images in TensorBoard or another tracker.
+"""Shows a run while it trains: a progress bar, warnings on stderr, and curves and images.
 
-Nothing here changes the result of a run or ends it: a stderr that nobody reads any more is ignored,
-as is a tracker that fails. No stage reads the trackers' files, which are in LIVE, outside what DVC
-hashes.
+Curves and images go to TensorBoard or another tracker. Nothing here changes the result of a run or
+ends it: a stderr that nobody reads any more is ignored, as is a tracker that fails. No stage reads
+the trackers' files, which are in LIVE, outside what DVC hashes.
 """
 
 import math
@@ -85,10 +85,11 @@ class Tracking:
 
     @contextmanager
     def at_most_a_warning(self, what: str) -> Iterator[None]:
-        """Report a failure of the display once, in one line, and go on: it never ends a training."""
+        """Report a failure of the display once, in one line: it never ends a training."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - trackers reach for disks, networks and libraries of all kinds
+        # Trackers reach for disks, networks and libraries of all kinds
+        except Exception as error:  # noqa: BLE001
             if what not in self.reported:
                 self.reported.add(what)
                 words = visible(f"{type(error).__name__}: {error}")[:300]
@@ -99,7 +100,10 @@ class Tracking:
                     )
 
     def record(self, record: Mapping, num_images: int) -> None:
-        """Log an iteration's record as curves by topic, with its speed and memory; num_images: images that it sampled."""
+        """Log an iteration's record as curves by topic, with its speed and memory.
+
+        num_images: images that it sampled.
+        """
         with self.at_most_a_warning("a record"):
             self._record(record, num_images)
         self.before = record
@@ -128,7 +132,7 @@ class Tracking:
                 tracker.log(values, step=record["iteration"])
 
     def samples(self, iteration: int, images: torch.Tensor, prompts: Sequence[str]) -> None:
-        """Log images [N, 3, H, W] of fixed prompts and noise, each below that of the model before training (iteration 0)."""
+        """Log images [N, 3, H, W] of fixed prompts and noise, below those of iteration 0."""
         with self.at_most_a_warning("the sample images"):
             base = self.folder / "base.png"
             now = _row(images, prompts)
@@ -183,7 +187,7 @@ class Tracking:
 
 
 def _remove_later(folder: Path, first: int) -> None:
-    """Remove the images of iterations after `first`, and at the start of a new run all that TensorBoard has of an earlier one."""
+    """Remove the images of iterations after `first`; for a new run, all that TensorBoard has."""
     for file in folder.glob("*-*.png"):
         if (number := file.stem.rpartition("-")[2]).isdigit() and (
             not first or int(number) > first
@@ -202,7 +206,7 @@ def not_installed(tracker: str) -> str | None:
 
 
 def settings_of(trainer: Trainer) -> dict[str, Setting]:
-    """Return what decides a run's numbers, by the names of the profile, such as training.learning_rate or method.tree.sde_steps."""
+    """Return what decides a run's numbers, by names such as training.learning_rate."""
     parts = {"method": trainer.method, "sampling": trainer.sampling, "training": trainer.training}
     nested = {name: part.deciding() for name, part in parts.items()}
     (flat,) = pd.json_normalize(nested | {"seed": trainer.seed}).to_dict("records")
@@ -227,7 +231,7 @@ def topic(key: str) -> str:
 
 
 def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
-    """Return a tracker of the run `tiny/g2rpo-1`; in trackers with projects, this is the run g2rpo-1 in the project g2rpo-tiny.
+    """Return a tracker of the run `tiny/g2rpo-1`: g2rpo-1, in the project g2rpo-tiny if it has any.
 
     Only TensorBoard can remove what was logged after a checkpoint; in the others a resumed run
     appears as another run.
@@ -337,7 +341,7 @@ class Display:
             self._samples(record["iteration"], self.settings.samples.prompts)
 
     def _samples(self, iteration: int, count: int) -> None:
-        """Sample the first `count` prompts by all processes, because sharded weights need them in every call."""
+        """Sample the first `count` prompts by all processes: sharded weights need every one."""
         sampling = self.trainer.sampling
         options = (count, even_sigmas(sampling.steps, sampling.shift), 0, sampling.decode_batch)
         with self.trainer.result():

@@ -1,4 +1,4 @@
-"""Compute the share of the machine's peak FLOP/s that a run reaches, by the costs that `g2rpo plan` counts."""
+"""The share of the machine's peak FLOP/s that a run reaches, by the costs of `g2rpo plan`."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ Share = Callable[[Mapping, Mapping], float]
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the FLOP/s of a GPU by its data sheet; None for a CPU, an unknown GPU, or another dtype than bfloat16."""
+    """Return a GPU's FLOP/s by its data sheet; None for a CPU, unknown GPUs, and not bfloat16."""
     if device.type != "cuda" or dtype != torch.bfloat16:
         return None
     name = torch.cuda.get_device_name(device)
@@ -19,11 +19,11 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def share_of_peak(trainer: Trainer) -> Share | None:
-    """Return a function of two records, the later one last: the share of all processes' peak between them; None without a known peak.
+    """Return a function of two records, the later one last: the share of the peak between them.
 
-    Counted are the transformer's operations, recomputed ones as well; decoding and scoring take
-    time alone. Where padding is left out, texts count with the length of the longest of the first
-    prompts.
+    Of all processes' peak; None if it is unknown. Counted are the transformer's operations,
+    recomputed ones as well; decoding and scoring take time alone. Where padding is left out, texts
+    count with the length of the longest of the first prompts.
     """
     policy, training = trainer.policy, trainer.training
     if (peak := peak_flops(policy.device, policy.dtype)) is None:

@@ -1,1 +1,1 @@
-"""Online RL: the iterations of a run, their records and checkpoints, and the views of a run in progress."""
+"""Online RL: iterations of a run, their records and checkpoints, and views of a run in progress."""

@@ -1,4 +1,4 @@
-"""Keeps an average of the trained weights beside them: the EMA that is evaluated, or the slow policy that samples."""
+"""Averages of the trained weights: the EMA that is evaluated, or the slow policy that samples."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +16,12 @@ class Schedule(Protocol):
     """How fast an average follows the weights."""
 
     def decay_at(self, step: int) -> float | None:
-        """Return the average's share in the new average after a step, from 0; None: it stays as it is."""
+        """Return the old average's weight after a step, from 0; None: the average stays."""
         ...
 
 
 class Average:
-    """An average of the policy's trained parameters, float32, spread over the processes as they are.
+    """An average of the policy's trained parameters: float32, sharded over processes as they are.
 
     `values`: name -> average, at first the weights themselves; `num_updates`: how often `update`
     was called, int64.
@@ -35,6 +35,7 @@ class Average:
             name: parameter.detach().clone()
             for name, parameter in policy.trained_parameters().items()
         }
+        # A tensor, not an int: a checkpoint restores it in place
         self.num_updates = torch.tensor(0)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -73,8 +74,8 @@ class Average:
     def _parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return this process's part of each average and of each weight."""
         reshard(self.policy.transformer)
+        # Local parts: averages of sharded weights need no communication
         local = lambda tensor: tensor.to_local() if isinstance(tensor, DTensor) else tensor
         weights = self.policy.trained_parameters()
-        return [local(value) for value in self.values.values()], [
-            local(weights[name].detach()) for name in self.values
-        ]
+        averages = [local(value) for value in self.values.values()]
+        return averages, [local(weights[name].detach()) for name in self.values]

@@ -4,11 +4,11 @@ Warnings are a pure function of the records, so that a resumed run warns the sam
 
 | what | when |
 |---|---|
-| `held_out` | a held-out reward fell from measurement to measurement, while the same reward in training, or the training reward, rose |
+| `held_out` | a held-out reward keeps falling while it, or the trained reward, rises in training |
 | `spread` | the members of a group score nearly alike: nothing is left to learn from |
-| `no_spread` | the members of every group score alike, from the start or since long: nothing can be learned |
+| `no_spread` | the members of every group score alike, at first or for long: nothing is learned |
 | `clipped` | nearly every ratio that can leave the clip range is outside it: updates do nothing |
-| `ratio` | the ratio leaves the clip range before anything is learned: rollout and update compute different numbers |
+| `ratio` | the ratio leaves the clip range before any update: rollout and update disagree |
 """
 
 import math
@@ -29,7 +29,7 @@ class DriftError(UserError):
 def find_warnings(
     records: Sequence[Mapping], training: TrainingSettings, updates: int
 ) -> dict[str, str]:
-    """Return the warnings after the last of the records (row 0 first), by their names in the table above; empty if there are none.
+    """Return the warnings after the last record (row 0 first), by their names in the table above.
 
     updates: per iteration, see `Method.num_updates`.
     """
@@ -68,37 +68,33 @@ def _warnings(
         and all(record.get("clip_ratio", 0) >= CLIPPED * most for record in last)
     ):
         share = f"{CLIPPED * most:.2g} or more (of at most {most:.2g}) in {patience} iterations"
-        yield (
-            "clipped",
-            (
-                f"clip_ratio was {share}: updates do nothing; try a lower learning_rate or a wider "
-                "clip_range"
-            ),
+        text = (
+            f"clip_ratio was {share}: updates do nothing; "
+            "try a lower learning_rate or a wider clip_range"
         )
+        yield "clipped", text
     # The ratio at the first update, where only rounding makes it differ from 1
     if (
         iterations
         and (error := iterations[-1].get("old_policy_ratio_error", 0.0)) > training.clip_range
     ):
         other = (
-            "calls of other sizes round otherwise; give sampling.batch_tokens and "
-            "training.batch_tokens the same value"
+            "batches of different sizes round differently; "
+            "give sampling.batch_tokens and training.batch_tokens the same value"
         )
-        yield (
-            "ratio",
-            (
-                f"|ratio - 1| was {error:.2g} before the first update, "
-                f"over clip_range {training.clip_range:g}: {other}"
-            ),
+        text = (
+            f"|ratio - 1| was {error:.2g} before the first update, "
+            f"over clip_range {training.clip_range:g}: {other}"
         )
-    # Spread: none at all, in a run of fewer iterations in all of them; then the last iterations
-    # against the first
+        yield "ratio", text
+    # Spread: none in the last iterations (in all, of a short run); then the last against the first
     flat = []
     count = min(patience, training.iterations)
     for reward in training.rewards:
         if len(last) == count and all(record.get(f"no_spread_{reward}") == 1.0 for record in last):
             flat.append(reward)
             yield f"no_spread_{reward}", _no_spread(reward, count, training)
+    # With fewer, the first and the last iterations would overlap
     if len(iterations) < 2 * patience:
         return
     for reward in (each for each in training.rewards if each not in flat):
@@ -109,10 +105,8 @@ def _warnings(
                 f"{column} fell from {first:.2g} to {now:.2g}: a group's images score alike, "
                 "and nothing is left to learn from"
             )
-            yield (
-                f"spread_{reward}",
-                f"{fell}; try more noise (eta), other SDE steps or a higher kl_coef",
-            )
+            remedy = "try more noise (eta), other SDE steps or a higher kl_coef"
+            yield f"spread_{reward}", f"{fell}; {remedy}"
 
 
 def _no_spread(reward: str, iterations: int, training: TrainingSettings) -> str:
@@ -129,7 +123,7 @@ def _no_spread(reward: str, iterations: int, training: TrainingSettings) -> str:
 
 
 def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
-    """Yield warnings about the last `drift.measurements` intervals between measurements of held-out prompts."""
+    """Yield warnings about the last `drift.measurements` intervals between measurements."""
     columns = [key for key in records[0] if key.startswith("heldout_")]
     measured = [
         index
@@ -156,6 +150,7 @@ def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterato
         if not _rises([-value for value in values(column)]):
             continue
         if name in training.rewards:
+            # Means of whole intervals: one iteration's reward depends on its prompts
             means = [
                 _mean(records[start + 1 : end + 1], f"reward_{name}")
                 for start, end in zip(points, points[1:])

@@ -21,7 +21,7 @@ from g2rpo_core.sampling.settings import SamplingSettings
 
 
 class NonFiniteError(UserError):
-    """Latents, a reward, loss or gradient that is not a number, or an old-policy ratio that is not 1; names iteration and prompt."""
+    """A number that is not finite, or an old-policy ratio that is not 1; says where."""
 
 
 class RolloutSampler:
@@ -52,19 +52,21 @@ class RolloutSampler:
         first: int = 0,
         before_call: Callable[[], None] = lambda: None,
     ) -> Rollout:
-        """Sample a rollout; first: index in the iteration of the first prompt; before_call: called before each call of the transformer."""
+        """Sample a rollout.
+
+        first: index in the iteration of the first prompt; before_call: called before each call of
+        the transformer.
+        """
         # The tree, and its noise: of each prompt from its own generator
         settings, group = self.method.tree, self.num_generations
         tree = settings.build(self.sampling.steps, iteration, self.seed)
-        # A generator a prompt: any number of processes draws the same noise, and a group's noise
-        # does not depend on its neighbours
+        # A generator per prompt: the noise depends on neither processes nor neighbours
         generators = [
             generator("rollout", self.seed, iteration, index)
             for index in range(first, first + len(conditioning))
         ]
-        noise = lambda count: torch.stack(
-            [self.policy.noise(each, count) for each in generators]
-        )  # [P, count, ...]
+        # [P, count, ...]
+        noise = lambda count: torch.stack([self.policy.noise(each, count) for each in generators])
         initial = noise(tree.width(0, group))
         widths = tree.widths(group)
         ends = zip(tree.transitions(), tree.sde_steps)
@@ -74,6 +76,7 @@ class RolloutSampler:
         field = self.policy.sampling_velocity(conditioning)
 
         def velocity(*arguments: torch.Tensor) -> torch.Tensor:
+            # A rollout takes minutes: SIGTERM must be seen within it
             before_call()
             return field(*arguments)
 
@@ -103,12 +106,12 @@ def score_rollout(
     before_call: Callable[[], None] = lambda: None,
     watch: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
-    """Score every image of a rollout: [R, P, B, J, G] float32, R rewards, P prompts, B branches, J granularities, G members.
+    """Score every image of a rollout: float32 [R, P, B, J, G].
 
     texts: the P prompts; decode_batch: images in one call of the VAE; before_call: called before a
     prompt's images are decoded, and before they are scored; watch: called with the images [G, 3, H,
     W] and scores [R, G] of the first prompt's first group. Collective; NonFiniteError names prompt
-    and reward. The images of the paper's 16 prompts on one GPU would take 59 GiB at once.
+    and reward. One prompt at a time: the paper's 16 prompts on one GPU would take 59 GiB at once.
     """
     # Decode and score, one prompt's images at a time
     shape = sampled.clean.shape[:4]  # P, B, J, G
@@ -136,14 +139,13 @@ def score_rollout(
 
 
 def score_gains(sampled: Rollout, score: Callable[[Rollout], torch.Tensor]) -> list[torch.Tensor]:
-    """Return, of every transition [R, P, W], the rewards of the clean prediction after it minus those before it (arXiv 2603.28718).
+    """Return the gains [R, P, W] of every transition: rewards of clean predictions, after - before.
 
-    score: `score_rollout` with all else given. Every prediction is scored once, also where one
-    transition follows another. Collective.
+    As in arXiv 2603.28718. score: `score_rollout` with all else given. Every prediction is scored
+    once, also where one transition follows another. Collective.
     """
     around = sampled.around or []
-    # By identity: where one transition follows another they share a prediction, which is scored
-    # once
+    # By identity: consecutive transitions share a prediction, which is scored once
     predictions = {id(each): each for pair in around for each in pair}
     scored = {
         key: score(replace(sampled, clean=each[:, None, None]))[:, :, 0, 0]
@@ -163,7 +165,7 @@ def _first_not_finite(
     reasons: list[list[str | None]],
     prompts: list[str],
 ) -> str | None:
-    """Return which latents or score are not a number, for which prompt and why; None if all are numbers."""
+    """Describe the first latents or score that is not finite, with its prompt; None if all are."""
     # A sum is finite only if all are, and is one number to copy instead of a mask
     sums = clean.flatten(0, 3).flatten(1).sum(1).cpu()
     if not sums.isfinite().all():

@@ -1,4 +1,4 @@
-"""Runs a training that can resume: the trainer's iterations, the measurements between them, and the checkpoints."""
+"""Runs a training that can resume: iterations, measurements between them, and checkpoints."""
 
 import json
 import shutil
@@ -10,15 +10,17 @@ from pathlib import Path
 from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import Terminated
-from g2rpo_core.foundation.files import write_whole
+from g2rpo_core.foundation.files import read_json, write_whole
+from g2rpo_core.foundation.runs import TRAINING_RECORDS
 from g2rpo_core.models.policy import SNAPSHOTS, snapshot
-from g2rpo_core.training.drift import NEVER_STOPS, DriftError, find_warnings
+from g2rpo_core.training.drift import NEVER_STOPS, DriftError, find_warnings, history
 from g2rpo_core.training.experience import NonFiniteError
-from g2rpo_core.training.metrics import HELDOUT, START
-from g2rpo_core.training.settings import SMALL
+from g2rpo_core.training.metrics import HELDOUT, START, write_records
+from g2rpo_core.training.settings import SMALL, RunSettings
 from g2rpo_core.training.trainer import Trainer
 
-CURVE = "records.jsonl"  # in the scratch folder: every iteration as it ends, so that a killed run keeps its curve
+# In the scratch folder: a line for every iteration as it ends, so that a killed run keeps its curve
+CURVE = "records.jsonl"
 
 
 def train(
@@ -28,13 +30,13 @@ def train(
     progress: Callable[[dict], None],
     warn: Callable[[int, str], None] = lambda iteration, text: None,
 ) -> list[dict]:
-    """Return the records of all iterations from 0 on, with `heldout()` when `training.monitor` says so; collective.
+    """Run all iterations and return their records from 0 on; collective.
 
-    folder: from `checkpoint.scratch`; progress: called with every new record; warn: called with an
-    iteration and a warning (`drift.py`), once until that is over. Raises DriftError if
-    `training.drift.stop` says so. After SIGTERM, writes a checkpoint and raises Terminated; after a
-    number that stops the run, also writes one, from which the error can be reproduced. However
-    often a run is stopped, its final weights and records (except their seconds) are the same.
+    folder: from `checkpoint.scratch`; heldout: called when `training.monitor` says so; progress:
+    called with every new record; warn: called with an iteration and a warning (`drift.py`), once
+    until that is over. DriftError if `training.drift.stop` says so. After SIGTERM, writes a
+    checkpoint and raises Terminated; after a number that stops the run, also writes one, to
+    reproduce the error from. Final weights and records (except seconds) do not depend on stops.
     """
     settings, processes, runtime = trainer.training, trainer.processes, trainer.runtime
     kept, due = runtime.checkpoints(folder, settings.checkpoints.keep, processes), _Due(trainer)
@@ -56,8 +58,7 @@ def train(
         for record in trainer.run(records[-1]):
             kept.publish()
             iteration, last = record["iteration"], record["iteration"] == settings.iterations
-            # The record, with what is measured on held-out prompts of what is kept: the average, if
-            # there is one
+            # Held-out images are of the weights that are kept: the average, if there is one
             if iteration % settings.monitor.every == 0 or last:
                 with trainer.result():
                     record |= heldout()
@@ -66,7 +67,6 @@ def train(
                 with curve.open("a") as file:
                     file.write(_line(record))
             progress(record)
-            # What outlives the iteration
             if iteration in settings.snapshots:
                 keep_snapshot(trainer, folder, iteration)
             if due(iteration) or last:
@@ -74,16 +74,13 @@ def train(
             look(records)
         kept.finish()
     except (Terminated, NonFiniteError, DriftError) as error:
-        # Within an update, the previous checkpoint stays, and what came after it is computed again,
-        # bit for bit
+        # Within an update the previous checkpoint stays: the rest is computed again, bit for bit
         if trainer.weights_unchanged or isinstance(error, DriftError):
             save()
         kept.finish()
         if isinstance(error, NonFiniteError):
-            resumes = f"the same command resumes before it, from {folder}"
-            raise NonFiniteError(
-                f"{error}; nothing of that iteration was kept; {resumes}"
-            ) from None
+            hint = f"the same command resumes before it, from {folder}"
+            raise NonFiniteError(f"{error}; nothing of that iteration was kept; {hint}") from None
         raise
     return records
 
@@ -91,15 +88,16 @@ def train(
 def _begin(
     trainer: Trainer, kept: checkpoint.Checkpoints, folder: Path, heldout: Callable[[], dict]
 ) -> list[dict]:
-    """Return the records so far: from the newest checkpoint, which is restored, or that of the start. An EMA begins as the weights."""
+    """Return the records so far: restore the newest checkpoint, or measure the start.
+
+    An EMA begins as the weights.
+    """
     if not (written := checkpoint.checkpoints(folder)):
         return [{**START, **heldout()}]
     records = kept.load_records(written[-1])
     last = records[-1]["iteration"]
-    # A longer run would not have measured there; its curve must be the same as without the stop
-    if (
-        last % trainer.training.monitor.every and last < trainer.training.iterations
-    ):  # measured because a shorter run ended there
+    # Measured because a shorter run ended there; the curve must be the same as without that stop
+    if last % trainer.training.monitor.every and last < trainer.training.iterations:
         records[-1] = {
             name: value for name, value in records[-1].items() if not name.startswith(HELDOUT)
         }
@@ -109,7 +107,10 @@ def _begin(
 
 
 class _Due:
-    """A callable that tells, on all processes the same, whether a checkpoint is due: by iterations, or by the first process's clock."""
+    """Tells whether a checkpoint is due, by iterations or by the first process's clock.
+
+    All processes get the same answer.
+    """
 
     def __init__(self, trainer: Trainer):
         self.settings, self.processes = trainer.training.checkpoints, trainer.processes
@@ -121,13 +122,15 @@ class _Due:
     def __call__(self, iteration: int) -> bool:
         if self.settings.minutes is None:
             return iteration % self.settings.every == 0
-        # Clocks differ: all follow the first one, or some would wait for a checkpoint that others
-        # skip
+        # Clocks differ: with its own, a process would wait for a checkpoint that another skips
         return self.processes.gather(time.monotonic() - self.last >= 60 * self.settings.minutes)[0]
 
 
 class _Drift:
-    """A callable that looks at a run's records, on all processes the same, and calls `warn` once for each warning until it is over."""
+    """Looks at a run's records and calls `warn` once for each warning until that is over.
+
+    The same on all processes.
+    """
 
     def __init__(self, trainer: Trainer, warn: Callable[[int, str], None]):
         self.settings, self.warn, self.warned = trainer.training, warn, dict[str, str]()
@@ -139,6 +142,7 @@ class _Drift:
         warnings = find_warnings(records, self.settings, self.updates)
         for name in (name for name in warnings if name not in self.warned):
             self.warn(iteration, warnings[name])
+        # Not a set of all so far: a warning that comes back is given again
         self.warned = warnings
         stopping = [text for name, text in warnings.items() if name != NEVER_STOPS]
         if stopping and self.settings.drift.stop:
@@ -149,8 +153,12 @@ class _Drift:
 
 
 def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
-    """Write weights and snapshots aside, into `out` in scratch, then FINISHED; only a longer run needs the last checkpoint. Collective."""
+    """Write weights and snapshots into `out` in scratch, then FINISHED. Collective.
+
+    Only a longer run needs the last checkpoint after that.
+    """
     out, runtime, training = folder / "out", trainer.runtime, trainer.training
+    # What a kill left may be of earlier weights
     if trainer.processes.rank == 0:
         shutil.rmtree(out, ignore_errors=True)
     with trainer.result(), runtime.phase("save"):
@@ -158,11 +166,20 @@ def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
     if trainer.processes.rank == 0:
         if training.snapshots:
             runtime.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
+        # Last: with it, all of `out` is whole
         write_whole(folder / checkpoint.FINISHED, json.dumps(records))
         keep = training.checkpoints.finished
         keep = _bytes_of_checkpoint(trainer) < SMALL if keep is None else keep
         for old in checkpoint.checkpoints(folder)[: -1 if keep else None]:
             runtime.discard(old)
+
+
+def write_finished(run: RunSettings, name: str, folder: Path, timings: Path) -> None:
+    """Write the records of a finished run beside its weights, into `out` in scratch `folder`."""
+    records, out = read_json(folder / checkpoint.FINISHED, list), folder / "out"
+    (out / TRAINING_RECORDS).unlink(missing_ok=True)  # it may be a link to what DVC has
+    warnings = history(records, run.training, run.method.num_updates(run.sampling.steps))
+    write_records(records, name, out, timings, warnings)
 
 
 def _bytes_of_checkpoint(trainer: Trainer) -> int:
@@ -189,7 +206,7 @@ def _line(record: dict) -> str:
 
 
 def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
-    """Save the current weights next to the checkpoints, first under a temporary name; collective."""
+    """Save the weights next to the checkpoints, first under a temporary name; collective."""
     final = snapshot(folder, iteration)
     temporary = final.with_suffix(".tmp")
     with trainer.result(), trainer.runtime.phase("save"):

@@ -1,4 +1,4 @@
-"""Computes the records of an iteration, and means over held-out prompts; docs/metrics.md lists every column."""
+"""Records of iterations, and means over held-out prompts; docs/metrics.md lists every column."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,12 +22,8 @@ from g2rpo_core.sampling.settings import SamplingSettings
 HELDOUT_CURVE = "curve.json"  # in a run's folder
 HELDOUT = "heldout_"  # begins the names of what is measured on held-out prompts
 NO_SPREAD = "no_spread_"  # begins the names of the shares of groups whose rewards are all equal
-START = {
-    "iteration": 0,
-    "num_forward_evals": 0,
-    "num_transitions": 0,
-    "seconds": 0.0,
-}  # before the first iteration
+# Before the first iteration
+START = {"iteration": 0, "num_forward_evals": 0, "num_transitions": 0, "seconds": 0.0}
 
 
 def reward_metrics(
@@ -38,10 +34,12 @@ def reward_metrics(
     adv_clip_max: float,
     groups: int = 1,
 ) -> dict[str, float]:
-    """Average this process's rewards [R, P, B, J, G], their spread in a group, and the share of clipped advantages, of any shape.
+    """Average this process's rewards [R, P, B, J, G], their spread, and how many advantages clip.
 
-    groups: into which the G members are divided whose rewards are compared (`Method.groups`).
+    advantages: of any shape; groups: parts of the G members whose rewards are compared
+    (`Method.groups`).
     """
+    # Within groups, not over all images: training learns only from what differs there
     alike = without_spread(rewards.unflatten(-1, (groups, -1))).float()
     return {
         **{f"reward_{name}": score.mean().item() for name, score in zip(names, rewards)},
@@ -55,7 +53,8 @@ def reward_metrics(
 
 
 def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
-    """Average the figures of the iteration's optimizer steps; an old-policy ratio error is that of the first step alone."""
+    """Average the figures of all optimizer steps; the old-policy error is the first one's."""
+    # Not averaged: after the first step the ratio is meant to differ from 1
     error = {key: value for key, value in updates[0].items() if key == "old_policy_ratio_error"}
     of_all = ("loss", "kl", "grad_norm")
     figures = [
@@ -68,7 +67,7 @@ def update_metrics(updates: list[dict[str, float]]) -> dict[str, float]:
 def granularity_correlation(
     rewards: torch.Tensor, names: Sequence[str], granularities: tuple[int, ...]
 ) -> dict[str, float]:
-    """Compare the scores of the same directions at each granularity with the finest (the paper's Fig. 3).
+    """Compare the scores of equal directions at each granularity with the finest (paper Fig. 3).
 
     rewards: [R, P, B, J, G]. `gap_<reward>_<granularity>`: its mean reward minus the finest's;
     `correlation_...`: the correlation with the finest's within a group, as a mean over groups. A
@@ -94,13 +93,14 @@ def heldout_means(
     processes: ProcessGroup = ALONE,
     max_missing: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return `heldout_<reward>`: its mean over the first `count` test prompts with noise that training never sees; collective.
+    """Return `heldout_<reward>`, its mean over the first `count` test prompts; collective.
 
-    max_missing: for each reward, the share of scores that may be missing (none if it is left out);
-    the mean is over the others. If batches cannot be shared evenly, the last one is made more than
-    once, because sharded weights need all processes in every call.
+    Their noise is never seen in training. max_missing: for each reward, the share of scores that
+    may be missing (none if it is left out); the mean is over the others. If batches cannot be
+    shared evenly, the last one is made more than once, because sharded weights need all processes
+    in every call.
     """
-    # Share the batches
+    # Share the batches; who has none left repeats the last one, or the others would wait
     batch = sampling.decode_batch
     last = -(-min(count, len(prompts)) // batch) - 1
     mine = [min(turn + processes.rank, last) for turn in range(0, last + 1, processes.size)]
@@ -119,6 +119,7 @@ def heldout_means(
         for number, table in of_process.items()
     }
     table = pd.concat([everyone[number] for number in range(last + 1)])
+    # Over all processes: one of them may lack more than its share
     for name in rewards:
         reasons = table.reason[table.reward == name].dropna()
         check_missing(
@@ -134,11 +135,12 @@ def heldout_means(
 def write_records(
     records: list[dict], name: str, out: Path, timings: Path, warnings: list[tuple[int, str]]
 ) -> None:
-    """Write the records as a table into the run's folder `out`, and the curve of held-out rewards beside it.
+    """Write the records as a table into the run's folder `out`, with the curve of held-out rewards.
 
     Into `timings`, which DVC does not hash: seconds, and warnings by iteration.
     """
     table = pd.DataFrame(records)
+    # Not in the table, which DVC hashes: seconds differ from run to run
     seconds = table.pop("seconds")
     out.mkdir(parents=True, exist_ok=True)
     table.to_parquet(out / TRAINING_RECORDS, index=False)

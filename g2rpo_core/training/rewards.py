@@ -21,7 +21,11 @@ def load_rewards(
     section: Section,
     runtime: Runtime,
 ) -> tuple[dict[str, Reward], dict[str, Reward]]:
-    """Load the rewards that are trained on, and those that held-out images are scored by: both, but for those that compare images."""
+    """Load the rewards that are trained on, and those that score held-out images.
+
+    The latter are all of both, except rewards that compare images.
+    """
+    # Each once, whether trained on, measured or both: a scorer may take gigabytes
     loaded = registry.load(
         dict.fromkeys([*training.rewards, *training.monitor.rewards]),
         models,
@@ -40,7 +44,8 @@ def say_what_is_cut(
     measured: int,
     processes: ProcessGroup,
 ) -> None:
-    """Say once which prompts a reward cuts, of those that are trained on and of the first `measured` held-out ones."""
+    """Say once which prompts a reward cuts, in training and the first `measured` held-out ones."""
+    # Every process has all prompts, so one is enough
     if processes.rank == 0:
         note_cut(
             rewards, (prompt.text for prompt in (*prompts.prompts, *held_out.prompts[:measured]))

@@ -2,9 +2,11 @@
 
 The data's way through an iteration:
 
-    prompts -> rollout -> images -> rewards [R, P, B, J, G] -> advantages [P, B, G]     (experience.py, algorithm/credit.py)
-            -> batches: states with M next states each, or noised images -> loss         (algorithm/{objective,matching}.py)
-            -> one or more optimizer steps -> a record                                   (metrics.py)
+    prompts -> rollout -> images -> rewards [R, P, B, J, G]      experience.py
+            -> advantages [P, B, G]                              algorithm/credit.py
+            -> batches: states with M next states each,
+               or noised images -> loss                          algorithm/{objective,matching}.py
+            -> one or more optimizer steps -> a record           metrics.py
 
 R rewards, P prompts of this process, B branches of the rollout's tree, J granularities, G members
 of a group.
@@ -48,7 +50,8 @@ from g2rpo_core.training.settings import RunSettings, TrainingSettings
 
 
 def learning_rate_at(iteration: int, training: TrainingSettings) -> float:
-    """Return the learning rate of an iteration, from 0: constant, or falling linearly to 0 after the last."""
+    """Return the learning rate of an iteration, from 0: constant, or falling linearly to 0."""
+    # Not a scheduler of torch: a resumed run then has no state of one to restore
     if training.lr_scheduler == "constant":
         return training.learning_rate
     return training.learning_rate * (1 - iteration / training.iterations)
@@ -73,23 +76,15 @@ class Trainer:
         processes: ProcessGroup = ALONE,
         termination: Termination | None = None,
     ):
-        self.policy, self.method, self.sampling, self.training = (
-            policy,
-            run.method,
-            run.sampling,
-            run.training,
-        )
+        self.policy, self.method = policy, run.method
+        self.sampling, self.training = run.sampling, run.training
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
+        self.runtime, self.processes = policy.runtime, processes
         # A Termination that nobody asks: a caller without signals needs no special case
-        self.runtime, self.processes, self.termination = (
-            policy.runtime,
-            processes,
-            termination or Termination(),
-        )
+        self.termination = termination or Termination()
         method, training = run.method, run.training
         self.sampler = RolloutSampler(policy, method, run.sampling, training.num_generations, seed)
-        # Called with an iteration, a prompt, and the images and scores of the iteration's first
-        # group
+        # Called with an iteration, a prompt, and images and scores of the iteration's first group
         self.watch: Callable[[int, str, torch.Tensor, torch.Tensor], None] | None = None
         self.num_images = 0  # that the last iteration sampled, of all processes
         # Whether the weights are those with which the iteration began
@@ -116,54 +111,40 @@ class Trainer:
         self.old = Average(policy, method.objective.old) if method.objective.old else None
 
     def run(self, last: Mapping = MappingProxyType(START)) -> Iterator[dict]:
-        """Yield the record of each iteration after that of `last`, after its updates; docs/metrics.md lists its columns.
+        """Yield the record of each iteration after `last`; docs/metrics.md lists its columns.
 
         The iteration's number decides its prompts, noise, window and learning rate; beyond that, a
         resumed run only needs the weights and the optimizer (`state`). Raises Terminated after
         SIGTERM, before the iteration has changed the weights.
         """
-        num_forward_evals, num_transitions, seconds = (
-            last["num_forward_evals"],
-            last["num_transitions"],
-            last["seconds"],
-        )
+        totals = {name: last[name] for name in ("num_forward_evals", "num_transitions", "seconds")}
         for iteration in range(last["iteration"], self.training.iterations):
             start = time.perf_counter()
             record = self.iterate(iteration)
-            num_forward_evals += record.pop("num_forward_evals")
-            num_transitions += record.pop("num_transitions")
             # What the caller does between iterations does not count
-            seconds += time.perf_counter() - start
-            totals = {
-                "num_forward_evals": num_forward_evals,
-                "num_transitions": num_transitions,
-                "seconds": seconds,
-            }
+            record["seconds"] = time.perf_counter() - start
+            totals = {name: total + record.pop(name) for name, total in totals.items()}
             yield {"iteration": iteration + 1, **totals, **record}
 
     def iterate(self, iteration: int) -> dict:
-        """Run one iteration, from 0, and return its record, with the iteration's forward evaluations and transitions over all processes."""
+        """Run one iteration, from 0, and return its record, with counts over all processes."""
         training, processes = self.training, self.processes
         self.weights_unchanged = True
         self.optimizer.param_groups[0]["lr"] = learning_rate_at(iteration, training)
 
-        # Its prompts
-        mine = processes.share(training.prompts_per_iteration)
-        # By number, not by a data loader: a resumed run has the same prompts
-        order = prompt_order(
-            iteration, training.prompts_per_iteration, len(self.prompts), self.seed
-        )
+        # Its prompts, by number, not by a data loader: a resumed run has the same
+        count = training.prompts_per_iteration
+        mine = processes.share(count)
+        order = prompt_order(iteration, count, len(self.prompts), self.seed)
         indices = [order[index] for index in mine]
         texts = [self.prompts.prompts[index].text for index in indices]
-        # in one length for all that the iteration computes, or its ratios would not begin at 1
+        # In one length for all that the iteration computes, or its ratios would not begin at 1
         conditioning = self.policy.cut(self.prompts.conditioning(indices), processes)
 
         # Rollout and rewards
         old = self.method.objective.old
         with self._by_old(old is not None and old.samples), self.runtime.phase("rollout"):
-            sampled = self.sampler(
-                conditioning, iteration, mine.start, before_call=self._stop_if_asked
-            )
+            sampled = self.sampler(conditioning, iteration, mine.start, self._stop_if_asked)
         score = partial(
             score_rollout,
             self.policy,
@@ -174,9 +155,8 @@ class Trainer:
             processes=processes,
             before_call=self._stop_if_asked,
         )
-        rewards = score(
-            sampled, watch=partial(self.watch, iteration + 1, texts[0]) if self.watch else None
-        )
+        watch = partial(self.watch, iteration + 1, texts[0]) if self.watch else None
+        rewards = score(sampled, watch=watch)
         self.num_images = rewards[0].numel() * processes.size
         # Advantages, and what is trained on
         gains = score_gains(sampled, score) if sampled.around is not None else None
@@ -189,33 +169,37 @@ class Trainer:
                 updates = [self.update(conditioning, each) for each in coming]
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
-            raise NonFiniteError(
-                f"iteration {iteration + 1}: {error}; the prompts are {prompts}"
-            ) from None
+            where = f"iteration {iteration + 1}"
+            raise NonFiniteError(f"{where}: {error}; the prompts are {prompts}") from None
         self.optimizer.zero_grad()  # frees their memory for the next rollout
         if self.old:
             self.old.update()
         self.policy.refresh()
 
         # The record
-        every = torch.cat([each.flatten() for each in advantages])
+        counts = {
+            "num_forward_evals": sampled.num_forward_evals * self.policy.forward_evals,
+            "num_transitions": sum(update["num_transitions"] for update in updates),
+        }
+        return {
+            **{name: number * processes.size for name, number in counts.items()},
+            **self._means(sampled, rewards, advantages),
+            **update_metrics(updates),
+        }
+
+    def _means(
+        self, sampled: Rollout, rewards: torch.Tensor, advantages: list[torch.Tensor]
+    ) -> dict[str, float]:
+        """Return the means of rewards and advantages over all processes. Collective."""
         means = reward_metrics(
             list(self.rewards),
             rewards,
-            every,
+            torch.cat([each.flatten() for each in advantages]),
             sampled.granularities,
-            training.adv_clip_max,
+            self.training.adv_clip_max,
             self.method.groups,
         )
-        return {
-            "num_forward_evals": sampled.num_forward_evals
-            * self.policy.forward_evals
-            * processes.size,
-            "num_transitions": sum(update["num_transitions"] for update in updates)
-            * processes.size,
-            **dict(zip(means, processes.mean(list(means.values())))),
-            **update_metrics(updates),
-        }
+        return dict(zip(means, self.processes.mean(list(means.values()))))
 
     def updates(
         self,
@@ -224,12 +208,10 @@ class Trainer:
         advantages: list[torch.Tensor],
         draws: Draws,
     ) -> Iterable[Update]:
-        """Return the optimizer steps of an iteration; old velocities are those of the old policy, if there is one."""
+        """Return the optimizer steps of an iteration; old velocities are the old policy's."""
+        field = self.policy.velocity(conditioning)
         # Old velocities are computed in the batches of training, or they would round differently
-        size, field = (
-            self.policy.batch_size(self.training.batch_tokens, conditioning),
-            self.policy.velocity(conditioning),
-        )
+        size = self.policy.batch_size(self.training.batch_tokens, conditioning)
 
         def one_call(*arguments: torch.Tensor) -> torch.Tensor:
             self._stop_if_asked()
@@ -241,11 +223,11 @@ class Trainer:
             )
 
     def _by_old(self, wanted: bool) -> AbstractContextManager:
-        """Within the block, the policy has the weights of the old policy, if they are wanted and there is one. Collective."""
+        """Within the block, the policy has the old policy's weights if wanted. Collective."""
         return self.old.in_place() if wanted and self.old else nullcontext()
 
     def update(self, conditioning: Conditioning, update: Update) -> dict:
-        """Make one optimizer step on the mean weighted loss, in as many batches as it takes (Eq. 12).
+        """Make one optimizer step on the mean weighted loss (Eq. 12), in as many batches as needed.
 
         Return the step's metrics; NonFiniteError before the step if a number is not finite, or the
         old policy's ratio is not 1.
@@ -268,8 +250,7 @@ class Trainer:
                 self.policy.transformer,
                 self.training.parallel.reduce == "call" or batch is parts[-1],
             )
-            # The sum over batches is divided once by all samples: batches of different sizes weigh
-            # by what is in them
+            # Divided once by all samples: batches of different sizes weigh by what is in them
             losses = objective.losses(velocity, reference, batch)
             (losses.total.sum() / update.num_samples).backward()
             sums.append(torch.stack(list(losses.sums.values())))
@@ -322,9 +303,8 @@ class Trainer:
             )
 
     def state(self) -> dict[str, dict]:
-        """Return what the iterations change, by name: trained weights, the optimizer's moments once it has any, EMA, old policy."""
-        # After a forward without gradients the root is still gathered, in the dtype of the
-        # computation
+        """Return what training changes, by name: weights, AdamW's moments, EMA, old policy."""
+        # After a forward without gradients the root is gathered, in the computation's dtype
         reshard(self.policy.transformer)
         averages = {
             name: average.state()
@@ -346,24 +326,34 @@ class Trainer:
         }
 
     def result(self) -> AbstractContextManager:
-        """Within the block, the policy has the weights that are evaluated and kept: the EMA's if there is one. Collective."""
+        """Within the block, the policy has the weights to keep: the EMA's, if any. Collective."""
         return self.ema.in_place() if self.ema else nullcontext()
 
     def restore(self, load: Callable[[dict], None], updated: bool) -> None:
-        """Restore a state; load: reads it into the tensors that it is given; updated: whether the optimizer had made a step."""
+        """Restore a state.
+
+        load: reads it into the tensors that it is given; updated: whether the optimizer had made a
+        step.
+        """
         if updated:
             self._lay_out_moments()
         load(self.state())
         self.policy.refresh()
 
     def _lay_out_moments(self) -> None:
-        """Give every parameter moments as AdamW lays them out; it makes none where nothing has a gradient, as at the end of Qwen-Image."""
+        """Give every parameter moments as AdamW lays them out.
+
+        AdamW makes none where nothing has a gradient, as at the end of Qwen-Image.
+        """
         for parameter in self.parameters:
             if parameter not in self.optimizer.state:
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 self.optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
 
     def _stop_if_asked(self) -> None:
-        """Raise Terminated if SIGTERM came; called while the iteration has not changed the weights, so that a checkpoint can be written."""
+        """Raise Terminated if SIGTERM came.
+
+        Called while the iteration has not changed the weights, so that a checkpoint can be written.
+        """
         if self.processes.first("asked" if self.termination.requested else None):
             raise Terminated

@@ -1,1 +1,1 @@
-"""Read weights that others wrote: LoRAs of any form, whole models by any names; every tensor is accounted for."""
+"""Reads weights that others wrote: LoRAs of any form, models by any names, with every tensor."""

@@ -1,4 +1,4 @@
-"""Read a LoRA in any form that others write, account for every tensor in it, add it to a transformer, and write it in those forms.
+"""LoRAs in any form that others write: reads one, adds it to a transformer, and writes it.
 
 A file's names are undone from the outside in: the wrapper that a trainer left (`_orig_mod.`), the
 prefix of a form (`transformer.`, `base_model.model.`, `diffusion_model.`, `lora_unet_`), and the
@@ -46,7 +46,8 @@ SHOWN = 4  # names of many in a message
 UNDERSCORED = ("lora_unet_", "lora_transformer_", "lycoris_")
 TEXT_ENCODERS = ("text_encoder", "lora_te", "te1.", "te2.", "te3.")
 ENDS = re.compile(
-    r"(?P<module>.+?)\.(?:(?P<down>lora_A|lora_down|lora\.down)|(?P<up>lora_B|lora_up|lora\.up)|(?P<magnitude>lora_magnitude_vector)"
+    r"(?P<module>.+?)\.(?:(?P<down>lora_A|lora_down|lora\.down)|(?P<up>lora_B|lora_up|lora\.up)"
+    r"|(?P<magnitude>lora_magnitude_vector)"
     r"|(?P<alpha>alpha))(?:\.(?!weight$|bias$)[^.]+)?(?:\.(?P<end>weight|bias))?"
 )
 FORMS = {  # what a name has in it -> its form, the most telling first
@@ -116,13 +117,15 @@ def form_of(names: Iterable[str]) -> str:
 def read_adapter(
     architecture: Architecture, config: Config, shapes: Shapes, file: Path
 ) -> dict[str, Matrices]:
-    """Read the LoRA in a file, with PEFT's adapter_config.json beside it or diffusers' in its header, if there is one.
+    """Read the LoRA in a file, with its configuration if there is one.
 
-    config, shapes: of the transformer that it is for. UserError if a tensor has no place in it,
-    lacks its other half or has another shape, or if a configuration says what is not computed here.
+    That is PEFT's adapter_config.json beside the file, or diffusers' in its header. config, shapes:
+    of the transformer that it is for. UserError if a tensor has no place in it, lacks its other
+    half or has another shape, or if a configuration says what is not computed here.
     """
     with reading(whole(file)), safe_open(file, "pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not iterable itself
+        # keys(): `opened` itself is not iterable
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         header = opened.metadata() or {}
     form = form_of(tensors)
     kinds, left = sorted_out(architecture, config, shapes, tensors)
@@ -139,7 +142,7 @@ def read_adapter(
 def sorted_out(
     architecture: Architecture, config: Config, shapes: Shapes, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, dict[str, torch.Tensor]], list[str]]:
-    """Sort a file's tensors by diffusers' modules and by kind, and return the names of those that have no place.
+    """Sort a file's tensors by diffusers' module and by kind; return the misfits' names, too.
 
     A module that stacks several of diffusers' has one `down` for all of them, and in `up` the rows
     of each.
@@ -156,9 +159,8 @@ def sorted_out(
         if places is None or kind is None:
             left.append(name)
             continue
-        if twice := [
-            origin[module, kind] for module in places if (module, kind) in origin
-        ]:  # as of two adapters
+        # As in a file with two adapters
+        if twice := [origin[module, kind] for module in places if (module, kind) in origin]:
             left.append(f"{name} beside {twice[0]}")
             continue
         for module, rows in places.items():
@@ -181,7 +183,7 @@ def stripped(module: str) -> str:
 def spellings(
     architecture: Architecture, config: Config, shapes: Shapes
 ) -> dict[str, dict[str, Rows]]:
-    """Return every name that a module has in a LoRA's file -> diffusers' modules, and which rows of `up` are theirs."""
+    """Map every name of a module in LoRA files to diffusers' modules, with their rows of `up`."""
     outputs = {
         name.removesuffix(".weight"): shape[0]
         for name, shape in shapes.items()
@@ -209,12 +211,12 @@ def _left_over(architecture: Architecture, form: str, left: Sequence[str], total
             "model's own, so it cannot be applied as it was trained; "
             "take one of the transformer alone"
         )
-    names = ", ".join(left[:SHOWN]) + (f", … {len(left) - SHOWN} more" if len(left) > SHOWN else "")
+    more = f", … {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+    names = ", ".join(left[:SHOWN]) + more
     return (
         f"is {form}, and {len(left)} of its {total} tensors have no place in this "
-        f"{architecture.label}'s transformer ({names}): it was made for "
-        "another model, or in a form that is not read here (docs/howto/export.md lists those that "
-        "are)"
+        f"{architecture.label}'s transformer ({names}): it was made for another model, "
+        "or in a form that is not read here (docs/howto/export.md lists those that are)"
     )
 
 
@@ -250,17 +252,15 @@ OF_TRAINING = (
     "qalora_group_size",
     "ensure_weight_tying",
 )
-KEEPS_THE_BASE = (
-    True,
-    False,
-    "gaussian",
-    "orthogonal",
-    "eva",
-)  # initial values of a LoRA that leave the base's weights as they are
+# Initial values of a LoRA that leave the base's weights as they are
+KEEPS_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
 
 
 def _configuration(file: Path, header: Mapping[str, str], form: str) -> dict[str, Any] | None:
-    """Return PEFT's configuration of a file; None if there is none, where a form has one rule without. UserError if it is not followed here."""
+    """Return PEFT's configuration of a file; None if it has none and its form needs none.
+
+    UserError if it asks for what is not computed here.
+    """
     beside = file.with_name(PEFT_CONFIG)
     if beside.exists():
         place, said = beside, read_json(whole(beside), dict)
@@ -313,7 +313,7 @@ def _configuration(file: Path, header: Mapping[str, str], form: str) -> dict[str
 def _matrices(
     file: Path, module: str, parts: Mapping[str, torch.Tensor], said: Mapping[str, Any] | None
 ) -> Matrices:
-    """Put a module's matrices together; UserError if one is missing, or if rank and alpha are said in two ways."""
+    """Put a module's matrices together; UserError if one is missing, or rank or alpha conflict."""
     if lacking := [kind for kind in ("down", "up") if kind not in parts]:
         name = {"down": "first (lora_A, lora_down)", "up": "second (lora_B, lora_up)"}[lacking[0]]
         raise UserError(complaint(file, f"lacks the {name} matrix of {module}", hint=""))
@@ -354,7 +354,7 @@ def _matrices(
 
 
 def check(architecture: Architecture, shapes: Shapes, adapter: Adapter, file: Path) -> None:
-    """Check every shape against the model's; UserError naming one that differs, or an adapter that is empty.
+    """Check every shape against the model's; UserError if one differs or the adapter is empty.
 
     Print a warning if all second matrices are zero.
     """
@@ -405,7 +405,7 @@ def check(architecture: Architecture, shapes: Shapes, adapter: Adapter, file: Pa
 
 
 def peft_config(adapter: Adapter) -> LoraConfig:
-    """Return PEFT's configuration of an adapter: its own modules and no others, each with its rank and alpha."""
+    """Return PEFT's configuration of exactly these modules, each with its rank and alpha."""
     first = next(iter(adapter.values()))
     exact = lambda module: f"^{re.escape(module)}"  # PEFT also takes the end of a name
     return LoraConfig(
@@ -426,7 +426,7 @@ def peft_config(adapter: Adapter) -> LoraConfig:
 
 @torch.no_grad()
 def add(transformer: ModelMixin, adapter: Adapter) -> None:
-    """Add an adapter to a transformer, in float32; ValueError unless PEFT made exactly its matrices, and no others."""
+    """Add an adapter to a transformer, in float32; ValueError if PEFT makes other matrices."""
     transformer.add_adapter(peft_config(adapter))
     ends = {
         "down": "lora_A.default.weight",
@@ -453,9 +453,10 @@ def add(transformer: ModelMixin, adapter: Adapter) -> None:
 
 @torch.no_grad()
 def set_values(transformer: ModelMixin, adapter: Adapter, made: LoraConfig) -> None:
-    """Give a new adapter the values of another, whatever its alpha; UserError unless both are of the same modules and ranks.
+    """Give a new adapter the values of another, whatever its alpha.
 
-    transformer: with the adapter that `made` describes, whole or sharded.
+    transformer: with the adapter that `made` describes, whole or sharded. UserError unless both are
+    of the same modules and ranks.
     """
     if any(one.magnitude is not None or one.bias is not None for one in adapter.values()):
         raise UserError(
@@ -484,7 +485,7 @@ def set_values(transformer: ModelMixin, adapter: Adapter, made: LoraConfig) -> N
 
 @torch.no_grad()
 def merge(transformer: ModelMixin, adapter: Adapter) -> None:
-    """Add a LoRA to the weights of a transformer, whole or sharded; UserError for DoRA and biases."""
+    """Add a LoRA to the weights of a transformer, whole or sharded; UserError for DoRA, biases."""
     if any(one.magnitude is not None or one.bias is not None for one in adapter.values()):
         raise UserError(
             "training.start: a LoRA with DoRA or biases is not merged here: "
@@ -499,7 +500,10 @@ def merge(transformer: ModelMixin, adapter: Adapter) -> None:
 
 
 def fill(parameter: torch.Tensor, whole: torch.Tensor) -> None:
-    """Copy values into a parameter; of a sharded one each process, which has all values, takes its part, and nothing is sent."""
+    """Copy values into a parameter; of a sharded one, each process copies its part.
+
+    Nothing is sent: every process has all values.
+    """
     whole = whole.to(parameter.device, parameter.dtype)
     if isinstance(parameter, DTensor):
         whole = distribute_tensor(
@@ -509,14 +513,17 @@ def fill(parameter: torch.Tensor, whole: torch.Tensor) -> None:
 
 
 def in_diffusers_names(adapter: Adapter) -> dict[str, torch.Tensor]:
-    """Return a LoRA's tensors as diffusers and ComfyUI read them, alpha multiplied in: not every reader looks for one."""
+    """Return a LoRA's tensors as diffusers and ComfyUI read them.
+
+    alpha is multiplied in: not every reader looks for one.
+    """
     return _named({module: one.merged() for module, one in adapter.items()}, "transformer.")
 
 
 def in_peft_names(
     adapter: Adapter, shapes: Shapes
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return a LoRA's tensors as `PeftModel.save_pretrained` writes them, and the configuration that it writes beside them."""
+    """Return a LoRA's tensors and configuration as `PeftModel.save_pretrained` writes them."""
     about = peft_config(adapter).to_dict() | {"inference_mode": True}
     others = {name.removesuffix(".weight") for name in shapes} - adapter.keys()
     # A list is what readers know, but PEFT takes its names as ends of others, too; then it stays
@@ -544,12 +551,12 @@ def _named(adapter: Adapter, prefix: str) -> dict[str, torch.Tensor]:
 def in_kohyas_names(
     architecture: Architecture, config: Config, shapes: Shapes, adapter: Adapter
 ) -> dict[str, torch.Tensor]:
-    """Return a LoRA's tensors as kohya's sd-scripts write them: `lora_unet_<module>.lora_down.weight`, `.lora_up.weight`, `.alpha`.
+    """Return a LoRA's tensors as kohya's sd-scripts write them.
 
-    The module is the original one. One that stacks several of diffusers' gets their ranks one after
-    the other and a block diagonal up matrix, whose rows of a part without an adapter are zero.
-    alpha is the rank: the strength is in the matrices. UserError for DoRA and biases, which have no
-    name there.
+    Named `lora_unet_<module>.lora_down.weight`, `.lora_up.weight` and `.alpha`, by the original
+    module. One that stacks several of diffusers' gets their ranks one after the other and a block
+    diagonal up matrix, whose rows of a part without an adapter are zero. alpha is the rank: the
+    strength is in the matrices. UserError for DoRA and biases, which have no name there.
     """
     if any(one.magnitude is not None or one.bias is not None for one in adapter.values()):
         raise UserError(

@@ -1,7 +1,7 @@
-"""Find which files of a folder hold a transformer's weights, as diffusers does, and fill a model from them: every tensor, and only those.
+"""Finds the files of a transformer's weights, as diffusers does, and fills a model from them.
 
-Names may be diffusers' or the first publisher's (`architectures/original.py`), and may carry the
-wrapper of a trainer.
+Every tensor is read, and no other is allowed. Names may be diffusers' or the first publisher's
+(`architectures/original.py`), and may carry the wrapper of a trainer.
 """
 
 import re
@@ -31,20 +31,18 @@ from g2rpo_core.weights.adapter import (
     stripped,
 )
 
-NAMES = (
-    SAFETENSORS_WEIGHTS_NAME,
-    LORA_FILE,
-    PEFT_FILE,
-)  # that others give their files, of which a folder has one
+# What others name their files, of which a folder has one
+NAMES = (SAFETENSORS_WEIGHTS_NAME, LORA_FILE, PEFT_FILE)
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def weights_in(run: Path) -> tuple[Path, bool]:
-    """Find the weights of a run, and whether they are a LoRA's: the folder, index or file of a transformer, or the file of a LoRA.
+    """Find the weights of a run, and tell whether they are a LoRA's.
 
-    run: what `Policy.save` wrote, or a transformer or a LoRA of others, in a file or anywhere below
-    a folder. UserError if there are none, or if it is not clear which are meant.
+    Returns the folder, index or file of a transformer, or the file of a LoRA. run: what
+    `Policy.save` wrote, or a transformer or a LoRA of others, in a file or anywhere below a folder.
+    UserError if there are none, or if it is not clear which are meant.
     """
     place = run
     if run.is_dir():
@@ -61,7 +59,7 @@ def weights_in(run: Path) -> tuple[Path, bool]:
 
 
 def choose(folder: Path, files: Sequence[Path], variant: str | None = None) -> Path:
-    """Return the file that diffusers reads among these in and below a folder: the index if there is one, else that of the weights.
+    """Return the file that diffusers reads in and below a folder: the index if any, else weights.
 
     variant: what its name ends in, as `fp16`; None: a file with no such end. UserError if there is
     none, or if several could be meant.
@@ -110,13 +108,19 @@ def choose(folder: Path, files: Sequence[Path], variant: str | None = None) -> P
 
 
 def _stem(file: Path) -> str:
-    """Return a name without its end, with the variant in one place: x.fp16.safetensors and x.safetensors.index.fp16.json are x.fp16."""
+    """Return a name's stem with the variant, x.fp16 for x.fp16.safetensors.
+
+    Also for x.safetensors.index.fp16.json.
+    """
     name, _, index = file.name.partition(".safetensors")
     return name + index.removeprefix(".index").removesuffix(".json")
 
 
 def _of_one_folder(run: Path, files: Sequence[Path]) -> list[Path]:
-    """Return the weights among files and the indices beside them; UserError unless they are in one folder, or in a pipeline's."""
+    """Return the weights among files and the indices beside them.
+
+    UserError unless they are in one folder, or in a pipeline's.
+    """
     weights = [file for file in files if file.suffix == ".safetensors"]
     homes = sorted({file.parent for file in weights})
     homes = [home for home in homes if home == run / "transformer"] or homes
@@ -139,7 +143,10 @@ def _of_one_folder(run: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def files_in(place: Path) -> tuple[Path, ...]:
-    """Return the files with the weights in a folder, those that an index names, or the file itself; errors as `choose`."""
+    """Return the files of weights: of a folder, of an index, or the file itself.
+
+    Errors as in `choose`.
+    """
     if place.is_dir():
         place = choose(place, list(place.glob("*")))
     if place.suffix != ".json":
@@ -155,10 +162,10 @@ def files_in(place: Path) -> tuple[Path, ...]:
 
 
 def check_fits(pipeline: Path, run: Path) -> None:
-    """Check all names and shapes of a run's weights against the base model in a folder; UserError naming what differs.
+    """Check names and shapes of a run's weights against a base model; UserError if they differ.
 
-    Of whole weights only headers are read. Weights with a configuration beside them are of the
-    model that it describes.
+    pipeline: the base model's folder. Of whole weights only headers are read. Weights with a
+    configuration beside them are of the model that it describes.
     """
     base, (place, lora) = read_architecture(pipeline), weights_in(run)
     own = (place if place.is_dir() else place.parent) / "config.json"
@@ -182,7 +189,10 @@ def shapes_of(architecture: Architecture, config: Config) -> dict[str, torch.Siz
 
 
 def read_weights(architecture: Architecture, transformer: torch.nn.Module, place: Path) -> None:
-    """Fill all but an adapter's weights from a folder or file; each process reads its own slices, but of stacked modules whole ones."""
+    """Fill all but an adapter's weights from a folder or file.
+
+    Each process reads only its own slices, but stacked modules whole.
+    """
     files = files_in(place)
     state = {
         name.replace(".base_layer.", "."): value
@@ -197,7 +207,8 @@ def read_weights(architecture: Architecture, transformer: torch.nn.Module, place
     )
     if all(rows.count is None and not rows.shift_first for _, rows in where.values()):
         reader = HuggingFaceStorageReader(str(files[0].parent))
-        reader.fs.ls = lambda _: list(map(str, files))  # type: ignore[method-assign] # not every file of the folder
+        # Not every file of the folder
+        reader.fs.ls = lambda _: list(map(str, files))  # type: ignore[method-assign]
         with reading(files[0]):  # each process reads for itself
             dcp.load(
                 {rows.name: state[name] for name, (_, rows) in where.items()},
@@ -216,7 +227,7 @@ def read_weights(architecture: Architecture, transformer: torch.nn.Module, place
 def _match(
     architecture: Architecture, config: Config, shapes: Shapes, files: Sequence[Path]
 ) -> dict[str, tuple[Path, Rows]]:
-    """Return where each weight stands: in which file, under which name; UserError unless the files hold these weights and no others."""
+    """Return the file and name of each weight; UserError unless the files hold exactly these."""
     # Names and shapes in the headers
     stored: dict[str, tuple[Path, str, list[int]]] = {}
     for file in files:
@@ -227,8 +238,7 @@ def _match(
                     raise UserError(
                         complaint(
                             file,
-                            f"{name} stands in {stored[known][0].name}, too: "
-                            "leave one of them away",
+                            f"{name} stands in {stored[known][0].name}, too: omit one of them",
                             hint="",
                         )
                     )
@@ -246,8 +256,8 @@ def _match(
         first = min(wrong)
         which = "has the unknown weight" if first in stored else "lacks"
         reason = (
-            f"{which} {first} ({len(wrong)} such differences): its weights belong to another "
-            "model, or are incomplete"
+            f"{which} {first} ({len(wrong)} such differences): "
+            "its weights belong to another model, or are incomplete"
         )
         raise UserError(complaint(files[0] if len(files) == 1 else files[0].parent, reason))
     # Each of the model's shape; those that one tensor holds, all of it

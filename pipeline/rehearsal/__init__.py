@@ -1,1 +1,4 @@
-"""What `pipeline.rehearse` runs: stages at true size on simulated GPUs, with a meter instead of data."""
+"""Stages at true size on simulated GPUs, with a meter instead of data.
+
+Experimental: main works without it.
+"""

@@ -1,4 +1,4 @@
-"""Runs one part of a rehearsal: `python -m pipeline.rehearsal LIBRARY STAGE …`, in a process of its own."""
+"""Run one part of a rehearsal: `python -m pipeline.rehearsal LIBRARY STAGE …`."""
 
 import sys
 from pathlib import Path

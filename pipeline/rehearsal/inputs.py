@@ -1,4 +1,4 @@
-"""Makes a rehearsal's inputs in place of earlier stages: published configurations without weights, prompts encoded as zeros."""
+"""Make a rehearsal's inputs: published configurations without weights, encodings of zeros."""
 
 import json
 import shutil
@@ -160,7 +160,10 @@ def make_models(folder: Path, profile: Profile) -> None:
 
 
 def make_embeddings(folder: Path, profile: Profile) -> None:
-    """Make the folder of the stage `embed`: prompts of both sets, each of the profile's length and the text encoders' width."""
+    """Make the folder of the stage `embed` for the prompts of both sets.
+
+    Encodings have the profile's length and the text encoders' width.
+    """
     base, shape = shape_of(profile)
     shapes = encoding_shapes(base, shape, profile.embed.max_sequence_length)
     zeros = {name: torch.zeros(size) for name, size in shapes.items()}

@@ -1,4 +1,4 @@
-"""Measures a run, by phase: live memory on GPU and host, floating-point operations, and what processes send each other.
+"""Measure a run by phase: memory of GPU and host, FLOPs, and communication.
 
 It follows storages at PyTorch's dispatch, below autograd and FSDP2: a tensor counts from the
 operation that makes it until it is freed.
@@ -39,7 +39,10 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Return the bytes that leave a process in a ring: a gather or scatter moves all parts but its own once, an all-reduce twice."""
+        """Return the bytes that a process sends in a ring.
+
+        A gather or scatter moves all parts but its own once, an all-reduce twice.
+        """
         return (
             self.bytes
             * (self.group - 1)
@@ -80,7 +83,9 @@ class Phase:
 
 
 class Meter(TorchDispatchMode):
-    """A dispatch mode that measures everything under it; torch.OutOfMemoryError if a GPU would hold more than `limit` bytes.
+    """Dispatch mode that measures everything under it.
+
+    torch.OutOfMemoryError if a GPU would hold more than `limit` bytes.
 
     per_node: processes of a node; they are numbered node by node.
     """
@@ -125,7 +130,10 @@ class Meter(TorchDispatchMode):
             self.phase = before
 
     def call(self, key: object, function: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Make only the first two calls with the same key; for the others, count the same cost and return a tensor of the same shape."""
+        """Run only the first two calls of a key; count the others at the same cost.
+
+        They return a tensor of the same shape.
+        """
         self._calls[key] += 1
         if self._calls[key] > 2:
             cost = self._costs[key]
@@ -150,7 +158,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def now(self) -> tuple[int, int]:
-        """Return the floating-point operations of this phase and the number of collectives up to now."""
+        """Return this phase's floating-point operations and the number of collectives so far."""
         return self._of(self.phase).flops, len(self.collectives)
 
     def repeat(self, start: tuple[int, int], end: tuple[int, int], times: int) -> None:

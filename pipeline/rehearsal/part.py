@@ -1,4 +1,4 @@
-"""Runs one stage as one of many processes, at true size and without data, in its own process (`pipeline.rehearsal.__main__`).
+"""Run one stage as one of many processes, at true size and without data.
 
 The stage's own `main` runs, from its command line to its last file, in a runtime that only counts
 (`runtime`), with tensors that have no data (`simulate`). Prints one JSON line.
@@ -118,7 +118,7 @@ def report(args: argparse.Namespace, runtime: Rehearsed, ended: str | None) -> d
 
 
 def prepare(args: argparse.Namespace) -> LoraConfig | None:
-    """Make the folder in which the stage runs, with the outputs of earlier stages (`inputs`), and change into it.
+    """Make the stage's folder with the outputs of earlier stages (`inputs`), and change into it.
 
     Return the adapter of the run that is evaluated, if its weights are a LoRA's.
     """

@@ -1,4 +1,4 @@
-"""The runtime of a rehearsal: it simulates GPUs and processes, reads no weights, and meters what runs on it."""
+"""Runtime of a rehearsal: it simulates GPUs and processes, and reads no weights."""
 
 import json
 from collections import Counter
@@ -44,7 +44,7 @@ class SimulatedGroup(ProcessGroup):
 
 
 class Rehearsed(Runtime):
-    """Process `rank` of `size` with the GPU number `local` of its node; lora: the adapter in a run's weights, if any."""
+    """Process `rank` of `size` on GPU `local` of its node; lora: the adapter of a run's weights."""
 
     def __init__(self, meter: Meter, rank: int, size: int, local: int, lora: LoraConfig | None):
         self.meter, self.group, self.local = (
@@ -85,7 +85,7 @@ class Rehearsed(Runtime):
         )
 
     def passes(self, batches: Sequence[Any]) -> Iterator[Any]:
-        """Yield the first two and the last of the batches that an update has of a kind; the others count as the second."""
+        """Yield the first two and the last batches of a kind; the others count as the second."""
         kinds = [
             list(kind) for _, kind in groupby(batches, lambda batch: batch.advantages.shape[1])
         ]
@@ -130,7 +130,7 @@ class Rehearsed(Runtime):
 
 
 class Copies(checkpoint.Checkpoints):
-    """Checkpoints that only take the memory of their copies, and keep the records for a rehearsal that resumes."""
+    """Checkpoints that only take the memory of their copies, and keep records for resuming."""
 
     def __init__(self, folder: Path, written: Counter):
         self.folder, self.written = folder, written
@@ -176,7 +176,7 @@ def add_lora(transformer: ModelMixin, lora: LoraConfig | None) -> None:
 
 
 def build_reward(name: str, models: ModelStore, device: torch.device, section: Section) -> Reward:
-    """Build a reward from configurations; one of a server's or the user's own costs nothing here."""
+    """Build a reward from configurations; a server's or the user's own costs nothing here."""
     spec = registry.REWARDS.get(name)
     if spec is None or spec.size is None or registry.settings_of(section, name).remote:
         return lambda images, prompts: torch.zeros(len(prompts))
@@ -192,7 +192,7 @@ def build_reward(name: str, models: ModelStore, device: torch.device, section: S
 
 
 def build_by_size(size: ModelSize, device: torch.device) -> Reward:
-    """Return a reward that takes its model's memory, for one whose work depends on what it reads or finds."""
+    """Return a reward that only takes its model's memory: its work depends on its inputs."""
     weights = torch.empty(size.bytes, dtype=torch.uint8, device=device)
 
     def score(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:

@@ -1,16 +1,18 @@
-"""Simulates a machine with GPUs on any machine: tensors have shapes, dtypes and devices, but no data.
+"""Simulate a machine with GPUs: tensors have shapes, dtypes and devices, but no data.
 
 The device `cuda` then works without a GPU and its driver, on every build of torch, with autograd,
 autocast, FSDP2 and AdamW. This patches other libraries, all of them here; what a rehearsal replaces
 of this project's own code goes through `g2rpo_core.distributed.runtime.Runtime`:
 
-- CUDA's hooks and device guard: a stub that does nothing (`stub.py`, which the process has loaded before torch);
-- `torch.cuda`'s streams, events and queries; a number that is read from a tensor without data is 0, 1 or true;
-- attention and RMSNorm as in CUDA's kernels: a CPU build uses other formulas, which keep more memory;
+- CUDA's hooks and device guard: a stub that does nothing (`stub.py`, loaded before torch);
+- `torch.cuda`'s streams, events and queries; numbers read from tensors are 0, 1 or true;
+- attention and RMSNorm as in CUDA's kernels: a CPU build's formulas keep more memory;
 - `Tensor.numpy` and `Module._apply`, which do not take tensors without data;
 - `UntypedStorage.resize_` and the trials of DTensor, which a meter does not see as operations;
-- torch.distributed: its `fake` backend, one process of many, whose collectives return at once, and meshes with data;
-- diffusers, transformers, open_clip, safetensors: models are made from their configuration, and written files stay empty.
+- torch.distributed: its `fake` backend, one process of many, whose collectives return at once, and
+  meshes with data;
+- diffusers, transformers, open_clip, safetensors: models are made from their configuration, and
+  written files stay empty.
 
 What it cannot show: workspaces of kernels and of NCCL, fragmentation, speed, overlap, numerics, a
 collective that hangs.
@@ -83,7 +85,7 @@ class _Nothing:
 
 
 def gpus(count: int, local: int, memory: float) -> None:
-    """Make torch.cuda look like `count` GPUs of `memory` GiB, of which this process has number `local`."""
+    """Make torch.cuda look like `count` GPUs of `memory` GiB; this process has number `local`."""
     # Numbers read from tensors
     for operation in (aten.item.default, aten._local_scalar_dense.default):
         fake_impls.op_implementations_dict[operation] = number
@@ -181,7 +183,10 @@ def _rms_norm(plain):
 
 
 def _apply(self: torch.nn.Module, fn, recurse: bool = True) -> torch.nn.Module:
-    """Replace parameters one by one, tied ones by one tensor: torch's own method swaps data, which these tensors do not have."""
+    """Replace parameters one by one, tied ones by one tensor.
+
+    torch's own method swaps data, which these tensors do not have.
+    """
     for child in self.children() if recurse else ():
         child._apply(fn)
     for key, parameter in self._parameters.items():
@@ -239,7 +244,7 @@ def storages(
     resized: Callable[[torch.UntypedStorage], None],
     pause: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """Call `resized` after a storage has changed its size, and try DTensor's operations at global shapes within `pause()`."""
+    """Call `resized` after a storage changed its size; run DTensor's shape tries in `pause()`."""
     plain_resize, plain_propagate = (
         torch.UntypedStorage.resize_,
         ShardingPropagator._propagate_tensor_meta_non_cached,
@@ -259,7 +264,10 @@ def storages(
 
 
 def files(written: Callable[[object], None]) -> None:
-    """Make models from their configuration instead of reading files; call `written` with the tensors of files, which stay empty."""
+    """Make models from their configuration instead of reading files.
+
+    Calls `written` with the tensors of files, which stay empty.
+    """
     import open_clip.factory
     import transformers
     from diffusers.models import modeling_utils

@@ -1,4 +1,6 @@
-"""Builds and loads `stub.cpp`: CUDA's hooks and device guard that do nothing, with a CPU build of torch and with a CUDA build.
+"""Build and load `stub.cpp`: CUDA's hooks and device guard that do nothing.
+
+It serves a CPU build of torch and a CUDA build.
 
 A process loads it before it imports torch, because torch asks for the hooks once and keeps them;
 importing this module loads nothing.
@@ -21,7 +23,7 @@ BEFORE = ("libtorch_global_deps.so", "libtorch_cpu.so", "libtorch_cuda.so")
 
 
 def build(folder: Path) -> Path:
-    """Return the library in `folder` that fits this torch, compiled where it is not there; UserError where that fails."""
+    """Return the library for this torch in `folder`, compiled if missing, or raise UserError."""
     torch = importlib.metadata.distribution("torch")
     home = str(torch.locate_file("torch"))
     name = hashlib.sha256(SOURCE.read_bytes() + f"{home} {torch.version}".encode()).hexdigest()[:16]

@@ -6,7 +6,7 @@ import torch
 
 
 class Noise:
-    """A standard normal number by an image's bits: scoring the same image again gives the same, rendering it otherwise another."""
+    """A standard normal number seeded by the image's bits: the same for the same pixels alone."""
 
     def score(self, images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
         """Return the scores [N] of images [N, 3, H, W]."""

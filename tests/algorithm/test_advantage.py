@@ -88,7 +88,7 @@ def test_a_few_last_bits_are_no_spread(base, sign, ulps):
     better=st.integers(0, 23),
 )
 def test_what_a_scorer_can_tell_apart_has_an_advantage(base, share, members, better):
-    """Also of large rewards that lie close together, whose mean in float32 would be none of theirs."""
+    """Even where float32 would round the mean of large, close rewards."""
     rewards = torch.full((members,), base)
     rewards[better % members] += share * base
     away = torch.where(torch.arange(members) == better % members, members - 1, -1) / members**0.5

@@ -31,6 +31,8 @@ def test_updates_on_parts_of_the_group_cover_every_transition_once(policy, embed
     sampled = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
     advantages = torch.randn(2, 1, 3)
     transitions = [with_advantages(each, advantages) for each in sampled]
+    assert split_updates(transitions, "step") == [[each] for each in transitions]
+    assert split_updates(transitions, "iteration") == [transitions]
     for updates, sizes in ((2, [2, 1]), (3, [1, 1, 1]), (7, [1, 1, 1]), ("iteration", [3])):
         parts = split_updates(transitions, updates)
         for index, transition in enumerate(sampled):
@@ -52,7 +54,7 @@ def test_updates_on_parts_of_the_group_cover_every_transition_once(policy, embed
     "name, states", [("g2rpo", [(3 * 2, 3)]), ("mix_grpo", [(2, 3), (3 * 2 * 3, 1)])]
 )
 def test_rows_keep_what_belongs_together(policy, embeddings, settings, name, states):
-    """A state that the group departs from is one row with all members; a state of one member is a row of its own."""
+    """One row per shared state with all its members; else one row per member."""
     trainer = Trainer(RunSettings(small_method(name), *settings), policy, embeddings, {}, seed=0)
     transitions = trainer.sampler(embeddings.conditioning([0, 1]), 0).transitions
     branches = 1 + max(transition.sde_step.branch for transition in transitions)

@@ -1,4 +1,4 @@
-"""Which transition gets which advantage, and how much it counts: trees, initial noises, batches, gains and weights, by hand."""
+"""Credit assignment and weights by hand: trees, initial noises, batches, gains."""
 
 import random
 from functools import partial
@@ -88,7 +88,7 @@ def test_members_are_compared_with_those_of_their_own_initial_noise():
 
 
 def test_the_deviation_may_be_that_of_all_rewards_of_all_processes(monkeypatch):
-    """flow_grpo: each group's own mean, one deviation (ddof 0) for all; two processes have the same as one with all prompts."""
+    """flow_grpo: each group's own mean, one deviation (ddof 0) over all processes."""
     rewards = torch.randn(2, 4, 1, 1, 3, generator=torch.Generator().manual_seed(0))
     method = PLAIN.changed(credit={"deviation": "batch"})
     three = sampled((1, 3), prompts=4)
@@ -111,7 +111,7 @@ def test_the_deviation_may_be_that_of_all_rewards_of_all_processes(monkeypatch):
 
 
 def test_of_several_rewards_the_sum_is_standardized_or_each_by_itself():
-    """Flow-GRPO: a reward of a large spread outweighs the others; MixGRPO and GDPO: the weights alone say how much each counts."""
+    """Flow-GRPO: a reward of large spread dominates; MixGRPO, GDPO: the weights alone count."""
     rewards = torch.tensor([[1.0, 3.0, 2.0, 6.0], [100.0, 400.0, 300.0, 200.0]])
     found = {}
     for reward_aggr in ("rewards", "advantages"):
@@ -157,7 +157,7 @@ def last_bits(rewards: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_equal_images_have_no_advantage_by_any_method(name):
-    """Whatever is compared with what: members, shared states, noised images; each reward, or their sum in which they cancel."""
+    """Also where rewards cancel in their sum."""
     method = METHODS[name]
     equal = last_bits(torch.tensor([0.3, 0.2, 21.7]).view(3, 1, 1, 1, 1).expand(3, 2, 3, 2, 12))
     credit = CreditAssignment(method.credit, method.groups, [1.0, -1.5, 0.5], 5.0)
@@ -189,7 +189,7 @@ def test_groups_are_standardized_by_themselves_whatever_their_number():
 def test_a_step_may_have_the_gain_of_the_clean_prediction_as_its_reward(
     make_trainer, embeddings, policy
 ):
-    """From the prediction before to the one after; over neighbouring steps they add up to the image's reward minus the first."""
+    """Neighbouring gains add up to the reward of the image minus that of the first prediction."""
     trainer = make_trainer(small_method("stepwise_flow_grpo"))
     conditioning = embeddings.conditioning([0, 1])
     rollout = trainer.sampler(conditioning, 0)
@@ -209,7 +209,7 @@ def test_a_step_may_have_the_gain_of_the_clean_prediction_as_its_reward(
 
 
 def test_gains_of_all_steps_are_compared_together_so_small_ones_stay_small():
-    """Stepwise-Flow-GRPO: one mean and one deviation of a group's gains at all steps; by hand, in groups of one noise, and in a tree."""
+    """Stepwise-Flow-GRPO: one mean and one deviation over all steps of a group."""
     gains = [torch.tensor([[[4.0, -4.0, 2.0, 0.0]]]), torch.tensor([[[1.0, -1.0, 1.0, 1.0]]])]
     method, nothing = PLAIN.changed(credit={"reward": "gain"}), torch.zeros(1, 1, 1, 1, 4)
     early, late = advantages_by(method, sampled((1, 4), (4, 4)), nothing, gains)
@@ -229,7 +229,6 @@ def test_gains_of_all_steps_are_compared_together_so_small_ones_stay_small():
 def test_a_shared_prediction_is_the_one_before_the_gain_of_each_of_its_next_states(
     make_trainer, embeddings, policy
 ):
-    """In a tree whose states split again, each next state is compared with the state that it came from."""
     trainer = make_trainer(
         small_method("branch_grpo", tree={"splits": (0, 2)}, credit={"reward": "gain"}),
         num_generations=4,
@@ -268,7 +267,7 @@ def test_a_slice_that_splits_no_group_keeps_each_state_once():
 
 
 def test_a_step_may_weigh_as_its_noise_does(make_trainer, embeddings):
-    """By all steps that may be drawn, in iterations that draw one of them too: early steps weigh more than late ones."""
+    """Normalized over all steps that may be drawn, also if an iteration draws one of them."""
     assert noise_weights({4: 0.3, 7: 0.1}) == pytest.approx({4: 1.5, 7: 0.5})  # 1 on average
     window = {"size": 1, "order": "scattered"}
     method = small_method(
@@ -290,7 +289,7 @@ def test_a_step_may_weigh_as_its_noise_does(make_trainer, embeddings):
 
 
 def test_the_weights_of_steps_leave_the_divergence_alone(make_trainer, embeddings, policy):
-    """TempFlow-GRPO weighs the policy's loss; beta KL counts every step alike: with no advantages, weights change nothing."""
+    """TempFlow-GRPO weighs the policy loss, not the KL: without advantages, nothing changes."""
     norms = {}
     for weights in ("equal", "noise"):
         method = small_method("g2rpo", objective={"step_weights": weights, "kl_coef": 1.0})
@@ -382,7 +381,7 @@ def test_a_weight_of_zero_leaves_a_transition_out_of_loss_and_gradient(
 
 
 def test_long_steps_are_trained_as_they_were_sampled(make_trainer):
-    """The first ratio is 1, so the update's transition is the rollout's, over several steps of the grid at once."""
+    """The first ratio is 1, so the update uses the transition of the rollout."""
     method = small_method("e_grpo", tree={"sde_steps": (0, 2), "spans": (2, 3)})
     records = list(make_trainer(method, learning_rate=1e-3).run())
     assert records[0]["old_policy_ratio_error"] < 2e-5 and records[0]["num_transitions"] == 2 * 2
@@ -401,7 +400,6 @@ def test_a_method_of_this_year_trains(make_trainer, name):
 
 
 def test_the_mask_counts_what_it_drops_which_is_nothing_before_the_policy_moves(make_trainer):
-    """With a threshold that nothing stays under, whatever would move on is masked from the second update on."""
     method = small_method("flow_dppo", objective={"updates_per_rollout": 2, "kl_mask": 1e-30})
     trainer = make_trainer(method, learning_rate=1e-3, iterations=1, num_generations=4)
     shares: list[float] = []

@@ -1,4 +1,4 @@
-"""The forward-process family: gradients are those of the published formulas, rows are equal where the family says so, draws are shared."""
+"""Forward-process objectives: published formulas, equal limits, shared draws."""
 
 import pytest
 import torch
@@ -225,7 +225,7 @@ def test_members_that_share_have_the_same_times_and_noise():
 
 
 def test_what_sharing_members_have_in_common_cancels():
-    """Advantages sum to 0: equal images give no gradient in common weights, whatever the velocity is; with noise of their own they do."""
+    """Advantages sum to 0: only noise of their own gives equal images a common gradient."""
     advantages = torch.tensor([[[1.0, -2.0, 1.0], [0.5, 0.0, -0.5]]]).expand(2, 2, 3)
     alike = Rollout(random(2, 1, 1, 1, *SHAPE).float().expand(2, 2, 1, 3, *SHAPE), [], 0, (1,))
     sums = {}

@@ -51,15 +51,14 @@ def test_steps_and_granularities_are_numbers_in_rising_order(wrong, complaint):
         METHODS["g2rpo"].changed(tree=wrong)
 
 
+@pytest.mark.parametrize("order", ["progressive", "random", "frozen", "scattered"])
+def test_a_window_wider_than_the_steps_is_all_of_them(order):
+    assert Window(size=9, order=order).choose((1, 2, 5), 7, 0) == (1, 2, 5)
+
+
 def test_a_frozen_window_stays_at_the_first_steps():
-    assert {
-        Window(size=4, order="frozen").choose(STEPS, iteration, 1) for iteration in range(50)
-    } == {(0, 1, 2, 3)}
-
-
-def test_a_window_wider_than_the_steps_is_all_of_them():
-    for order in ("progressive", "random", "frozen", "scattered"):
-        assert Window(size=9, order=order).choose((1, 2, 5), 7, 0) == (1, 2, 5)
+    window = Window(size=4, order="frozen")
+    assert {window.choose(STEPS, iteration, 1) for iteration in range(50)} == {(0, 1, 2, 3)}
 
 
 def test_a_share_of_the_sde_steps_is_drawn():
@@ -79,7 +78,7 @@ def test_a_share_of_the_sde_steps_is_drawn():
 
 
 def test_the_published_entries_are_the_methods_own_settings():
-    """What examples/published_methods.yaml has for each method, with the flags of its published code, is what its name stands for."""
+    """A method is its entry in examples/published_methods.yaml, which has the flags of its code."""
     read = YAML(typ="safe", pure=True).load(ROOT / "examples" / "published_methods.yaml")
     entries = {name: entry for name, entry in read.items() if name in METHODS}
     assert set(entries) == set(METHODS)
@@ -106,7 +105,7 @@ def test_the_last_tails_begin_where_the_last_sde_step_ends():
 
 
 def test_e_grpo_merges_steps_until_their_entropy_is_over_its_threshold():
-    """Eq. 9-11 of arXiv 2601.00423 in our reading: e^h = 2 pi e variance, above 2.2; from each of the first 8 of 16 steps (Alg. 1)."""
+    """Eq. 9-11 of arXiv 2601.00423: e^h = 2 pi e variance > 2.2; Alg. 1: from steps 0-7 of 16."""
     tree = METHODS["e_grpo"].tree
     transition, one = tree.transition(shifted_sigmas(16, 3.0)), torch.zeros(1, 1)
     for step in range(8):
@@ -119,7 +118,7 @@ def test_e_grpo_merges_steps_until_their_entropy_is_over_its_threshold():
 
 
 def test_tempflow_grpos_weights_are_its_codes_constant_times_the_noise():
-    """scripts/train_flux_pr.py multiplies by 1.73 times the deviation: T = 10, shift 3.158 at 1024 x 1024, eta 0.9."""
+    """scripts/train_flux_pr.py: 1.73 x deviation; T = 10, shift 3.158 at 1024 x 1024, eta 0.9."""
     method, sigmas = METHODS["tempflow_grpo"], shifted_sigmas(10, math.exp(1.15))
     objective = build_objective(
         method, CreditAssignment(method.credit, method.groups, [1.0], 5.0), sigmas, 1e-4
@@ -140,7 +139,7 @@ def test_flow_grpo_fast_starts_its_window_in_the_first_half_up_to_its_end():
 
 
 def test_what_the_methods_of_flow_grpo_train_is_what_their_code_does():
-    """config/grpo.py and grpo_guard.py of flow_grpo, dgx.py of TempFlow-GRPO: the KL weight, of the exact KL, the updates and the clip range."""
+    """flow_grpo: config/grpo.py, grpo_guard.py; TempFlow-GRPO: dgx.py."""
     published = {
         name: (
             METHODS[name].objective.kl_coef,

@@ -7,26 +7,18 @@ from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.sampling.rollout import sample
 from g2rpo_core.sampling.schedule import shifted_sigmas
+from tests.fixtures.rollouts import check_rows, two_velocities
+from tests.fixtures.weights import randomize_lora
 
 
 def test_images_are_those_of_plain_diffusers(models, policy, embeddings, tmp_path):
-    """The saved weights in a plain FluxPipeline draw the same images from the same prompts and noise."""
     policy.save(tmp_path)
     trained = FluxTransformer2DModel.from_pretrained(tmp_path / "transformer")
     pipeline = FluxPipeline.from_pretrained(models / "pipeline", transformer=trained)
-    pipeline.set_progress_bar_config(disable=True)
     initial = policy.noise(torch.Generator().manual_seed(5), 3)
-    texts = [prompt.text for prompt in embeddings.prompts[:3]]
-    theirs = pipeline(
-        texts,
-        height=32,
-        width=32,
-        num_inference_steps=8,
-        guidance_scale=3.5,
-        max_sequence_length=16,
-        latents=initial,
-        output_type="pt",
-    ).images
+    theirs = images_by_diffusers(
+        pipeline, [prompt.text for prompt in embeddings.prompts[:3]], initial, steps=8
+    )
     velocity = policy.velocity(embeddings.conditioning(range(3)))
     ours = policy.decode(sample(velocity, initial, shifted_sigmas(8, 3.0), 2), max_batch=2)
     assert ours.std() > 0.01
@@ -34,17 +26,7 @@ def test_images_are_those_of_plain_diffusers(models, policy, embeddings, tmp_pat
 
 
 def test_samples_of_one_call_may_differ_in_sigma_and_prompt(policy, embeddings):
-    velocity = policy.velocity(embeddings.conditioning(range(4)))
-    latents = policy.noise(torch.Generator().manual_seed(1), 4)
-    sigma, prompt = torch.tensor([1.0, 0.7, 0.3, 0.9]), torch.tensor([2, 0, 3, 3])
-    together = velocity(latents, sigma, prompt)
-    alone = torch.cat(
-        [velocity(latents[n : n + 1], sigma[n : n + 1], prompt[n : n + 1]) for n in range(4)]
-    )
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(
-        together[2], velocity(latents[2:3], sigma[2:3], prompt[:1])[0], atol=1e-4
-    )
+    check_rows(policy, embeddings)
 
 
 def test_noise_is_drawn_as_diffusers_draws_it(policy):
@@ -56,7 +38,7 @@ def test_noise_is_drawn_as_diffusers_draws_it(policy):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sigma_and_guidance_reach_the_time_embedding_as_they_are(models, embeddings, dtype):
-    """diffusers alone rounds them to the dtype of the hidden states: 976 for 978.26, and 3504 for 3500, in bfloat16."""
+    """In bfloat16, diffusers alone rounds 978.26 to 976, and 3500 to 3504."""
     policy = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5, dtype=dtype)
     seen = []
     policy.transformer.time_text_embed.time_proj.register_forward_hook(
@@ -79,17 +61,12 @@ def test_sizes_must_fit_the_patches(policy):
 
 
 def images_by_diffusers(
-    pipeline: FluxPipeline, texts: list[str], initial: torch.Tensor
+    pipeline: FluxPipeline, texts: list[str], initial: torch.Tensor, steps: int = 4
 ) -> torch.Tensor:
     pipeline.set_progress_bar_config(disable=True)
-    settings = {
-        "height": 32,
-        "width": 32,
-        "num_inference_steps": 4,
-        "guidance_scale": 3.5,
-        "max_sequence_length": 16,
-    }
-    return pipeline(texts, latents=initial, output_type="pt", **settings).images
+    how = {"guidance_scale": 3.5, "max_sequence_length": 16, "output_type": "pt"}
+    how |= {"height": 32, "width": 32, "num_inference_steps": steps}
+    return pipeline(texts, latents=initial, **how).images
 
 
 @pytest.fixture
@@ -103,10 +80,7 @@ def adapted(models, policy, tmp_path):
     pipeline.save_pretrained(tmp_path / "pipeline")
     lora = LoraSettings(rank=3, alpha=6.0)
     adapted = Policy.load_to_train(tmp_path / "pipeline", lora, height=32, width=32, guidance=3.5)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in adapted.trained_parameters().values():
-            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    randomize_lora(adapted)
     return adapted
 
 
@@ -121,12 +95,7 @@ def test_a_lora_alone_is_trained_and_starts_as_the_base(models, policy, embeddin
         < sum(p.numel() for p in policy.transformer.parameters()) / 20
     )
     base = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5)
-    latents = policy.noise(torch.Generator().manual_seed(1), 2)
-    arguments = latents, torch.tensor([0.9, 0.4]), torch.tensor([0, 1])
-    conditioning = embeddings.conditioning([0, 1])
-    assert torch.equal(
-        adapted.velocity(conditioning)(*arguments), base.velocity(conditioning)(*arguments)
-    )
+    assert torch.equal(two_velocities(adapted, embeddings), two_velocities(base, embeddings))
 
 
 def test_a_saved_lora_draws_the_same_images_in_plain_diffusers_bit_for_bit(
@@ -154,12 +123,6 @@ def test_a_saved_lora_draws_the_same_images_in_plain_diffusers_bit_for_bit(
 def test_the_base_under_a_lora_needs_no_second_model(adapted, policy, embeddings):
     adapted.keep_base()
     assert adapted._base is None
-    arguments = (
-        policy.noise(torch.Generator().manual_seed(1), 2),
-        torch.tensor([0.9, 0.4]),
-        torch.tensor([0, 1]),
-    )
-    conditioning = embeddings.conditioning([0, 1])
-    base = adapted.base_velocity(conditioning)(*arguments)
-    assert torch.equal(base, policy.velocity(conditioning)(*arguments))
-    assert not torch.allclose(adapted.velocity(conditioning)(*arguments), base, atol=1e-3)
+    base = two_velocities(adapted, embeddings, adapted.base_velocity)
+    assert torch.equal(base, two_velocities(policy, embeddings))
+    assert not torch.allclose(two_velocities(adapted, embeddings), base, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Base models that read prompts with a language model, beside diffusers' own pipelines: images, noise, encodings, velocities, adapters, rows."""
+"""Base models compared with diffusers' own pipelines: images, encodings, velocities, adapters."""
 
 import re
 import shutil
@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from ruamel.yaml import YAML
+from torch.utils.flop_counter import FlopCounterMode
 
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.architectures.table import ARCHITECTURES, known_shape, read_schedule, text_encoders
@@ -31,8 +32,8 @@ from pipeline.check import complaints
 from stages import train
 from tests.conftest import ROOT, embed
 from tests.fixtures.commands import run_here
-from tests.fixtures.rollouts import redness, small_method
-from tests.fixtures.weights import randomize
+from tests.fixtures.rollouts import check_rows, redness, small_method
+from tests.fixtures.weights import randomize, randomize_lora
 
 SIZE = {"height": 32, "width": 48}
 
@@ -54,6 +55,8 @@ class About:
     """By the pipeline's own encode_prompt: the tokens of every text, [length, D]."""
     call: Mapping[str, object] = field(default_factory=dict)
     """Further arguments of the pipeline's call, for a list of texts."""
+    tokens: int = 32
+    """Text tokens that the transformer gets: 32 of the longest encoder, and CLIP's, if any."""
 
 
 def rows_of_qwen_image(pipeline, texts):
@@ -65,6 +68,16 @@ def rows_of_qwen_image(pipeline, texts):
 
 
 ABOUT = {
+    "sd3": About(
+        "guidance_scale",
+        1.0,
+        "time_text_embed.time_proj",
+        lambda time: time / 1000,
+        lambda pipeline, texts: list(
+            pipeline.encode_prompt(texts, None, None, max_sequence_length=32)[0]
+        ),
+        tokens=48,
+    ),
     "flux2": About(
         "guidance_scale",
         1.0,
@@ -142,13 +155,13 @@ def assert_alike(ours: torch.Tensor, theirs: torch.Tensor, others: torch.Tensor)
 def twin(request, twin_pipeline, once):
     name = request.param
     models = twin_pipeline(name)
-    folder = once(f"{name}_embeddings", lambda folder: embed(folder, models, 12, max_length=32))
+    folder = once(f"{name}_embeddings_32", lambda folder: embed(folder, models, 12, max_length=32))
     return Twin(ABOUT[name], ARCHITECTURES[BASES[name]], models, EmbeddingStore(folder / "train"))
 
 
 @pytest.fixture
 def randomized(twin, tmp_path):
-    """A pipeline with random output and modulation weights, in plain diffusers; the twin then has it on disk, too."""
+    """A diffusers pipeline with random output and modulation weights, and its twin on disk."""
     policy = twin.policy(load=Policy.load_to_train)
     randomize(policy.transformer)
     policy.save(tmp_path / "base")
@@ -181,38 +194,25 @@ def test_encodings_are_those_of_the_pipeline(twin):
     )
     with torch.no_grad():
         for ours, given in ((stored.tensors, texts), (stored.negative, [twin.base.negative])):
-            masks = ours.get("mask", torch.ones(len(given), 32))
+            masks = ours.get("mask", torch.ones(len(given), twin.about.tokens))
             for context, mask, theirs in zip(
                 ours["context"], masks, twin.about.rows(pipeline, given), strict=True
             ):
                 torch.testing.assert_close(context[mask.bool()], theirs, rtol=1e-5, atol=1e-5)
     config = twin.base.transformer.load_config(twin.models / "pipeline" / "transformer")
-    shapes = twin.base.encoding_shapes(config, 32, 0)
+    shapes = twin.base.encoding_shapes(config, 32, twin.about.tokens - 32)
     assert shapes == {name: tuple(tensor.shape[1:]) for name, tensor in stored.tensors.items()}
-    assert twin.base.text_tokens(stored.tensors) == 32
+    assert twin.base.text_tokens(stored.tensors) == twin.about.tokens
     counter = twin.base.tokenizer(pipeline)
-    short, long = Prompt("a", "a red circle", ""), Prompt("b", "a red circle " * 9, "")
+    short, long = Prompt("a", "a red circle", ""), Prompt("b", "a red circle " * 11, "")
     check_lengths([short], counter, 32)
-    with pytest.raises(UserError, match="prompt b has 3[3-9] tokens"):
+    with pytest.raises(UserError, match="prompt b has [34][0-9] tokens"):
         check_lengths([short, long], counter, 32)
 
 
 def test_rows_of_one_call_may_differ_in_sigma_and_prompt(randomized):
     _, twin = randomized
-    policy, conditioning = twin.policy(), twin.store.conditioning(range(4))
-    velocity, latents = (
-        policy.velocity(conditioning),
-        policy.noise(torch.Generator().manual_seed(1), 4),
-    )
-    sigma, prompt = torch.tensor([1.0, 0.7, 0.3, 0.9]), torch.tensor([2, 0, 3, 3])
-    together = velocity(latents, sigma, prompt)
-    alone = torch.cat(
-        [velocity(latents[n : n + 1], sigma[n : n + 1], prompt[n : n + 1]) for n in range(4)]
-    )
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(
-        together[2], velocity(latents[2:3], sigma[2:3], prompt[:1])[0], atol=1e-4
-    )
+    check_rows(twin.policy(), twin.store)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -233,7 +233,7 @@ def test_sigma_reaches_the_time_embedding_as_it_is(twin, dtype):
 def test_every_forward_evaluation_is_counted_and_an_update_moves_the_weights(randomized, tiny):
     _, twin = randomized
     policy = twin.policy(load=Policy.load_to_train)
-    tokens = policy.image_tokens + 32
+    tokens = policy.image_tokens + twin.about.tokens
     changes = {
         "iterations": 1,
         "num_generations": 4,
@@ -267,10 +267,7 @@ def test_every_forward_evaluation_is_counted_and_an_update_moves_the_weights(ran
 def test_a_saved_lora_draws_the_same_images_in_plain_diffusers(randomized, tmp_path):
     pipeline, twin = randomized
     adapted = twin.policy(load=partial(Policy.load_to_train, lora=LoraSettings(rank=3, alpha=6.0)))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in adapted.trained_parameters().values():
-            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    randomize_lora(adapted)
     adapted.save(tmp_path / "run")
     layers = {name.split(".lora_")[0] for name in adapted.trained_parameters()}
     assert all(any(layer.endswith(end) for layer in layers) for end in twin.base.lora_targets)
@@ -286,27 +283,24 @@ DISTILLED = [
 
 
 @pytest.mark.parametrize("repo, instead", DISTILLED)
-def test_a_model_distilled_to_a_few_steps_is_not_trained(repo, instead, tmp_path, monkeypatch):
-    """Neither planned, nor checked before dvc repro, nor trained where it was downloaded to generate."""
+def test_a_model_distilled_to_a_few_steps_is_not_trained(repo, instead, here):
+    """Neither planned, nor checked before dvc repro, nor trained once downloaded."""
     match = f"{repo} is distilled .* only generate; to train, name {instead}"
-    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    shutil.copytree(ROOT / "profiles", here / "profiles")
     pipeline = {"repo": repo, "revision": None, "sha256": None}
     YAML().dump(
         {"extends": "flux_hps_clip", "models": {"repos": {"pipeline": pipeline}}},
-        tmp_path / "profiles" / "mine.yaml",
+        here / "profiles" / "mine.yaml",
     )
-    (tmp_path / "params.yaml").write_text("profile: mine\nmethods: [g2rpo]\nseeds: [1]\n")
-    monkeypatch.chdir(tmp_path)
+    (here / "params.yaml").write_text("profile: mine\nmethods: [g2rpo]\nseeds: [1]\n")
     with pytest.raises(UserError, match=match):
-        shape_of(load_profile(tmp_path / "profiles" / "mine.yaml"))
+        shape_of(load_profile(here / "profiles" / "mine.yaml"))
     assert any(re.search(match, problem) for problem in complaints())
     write_lock(
-        tmp_path / "models" / "mine",
+        here / "models" / "mine",
         {"pipeline": {"repo": repo, "revision": "0" * 40, "files": {}}},
     )
-    done = run_here(
-        train.main, "--profile", "mine", "--method", "g2rpo", "--seed", 1, folder=tmp_path
-    )
+    done = run_here(train.main, "--profile", "mine", "--method", "g2rpo", "--seed", 1, folder=here)
     assert done.returncode == 1 and re.search(match, done.stderr), done.stderr
     assert known_shape(instead) and not known_shape(repo)
 
@@ -395,8 +389,6 @@ def test_prompts_of_one_length_need_no_mask_and_those_of_two_do(randomized):
 
 def test_the_ratio_begins_at_exactly_one_and_fewer_operations_are_made(randomized, tiny):
     """A state a call in rollout and update alike, with prompts of several lengths and guidance."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     _, twin = randomized
     changes = {
         "iterations": 1,

@@ -1,9 +1,8 @@
 """`g2rpo score` as a user runs it."""
 
-import os
+import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -11,13 +10,13 @@ import pytest
 from PIL import Image
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference import folder as scored
 from g2rpo_core.inference.folder import pair
-from g2rpo_core.rewards import registry as rewards
+from g2rpo_core.rewards.registry import load
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import completion, serve
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import refusal, run_here, run_module
+from tests.fixtures.errors import refused
 from tests.fixtures.images import IMAGES, PROMPTS
 
 
@@ -36,44 +35,30 @@ def g2rpo(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[st
     return run_here(main, *words, folder=folder)
 
 
+def profile(folder: Path, name: str, rewards: str) -> None:
+    """Write a profile that extends `tiny` with these settings of rewards."""
+    (folder / "profiles").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "profiles" / "tiny.yaml", folder / "profiles")
+    text = f"extends: tiny\nrewards: {{{rewards}}}\n"
+    (folder / "profiles" / f"{name}.yaml").write_text(text)
+
+
 @pytest.mark.pipeline
 def test_line_n_belongs_to_the_nth_image_by_name(models, folder, tmp_path):
-    out = tmp_path / "scores.parquet"
-    command = [
-        sys.executable,
-        "-m",
-        "g2rpo_core.cli",
-        "score",
-        "--reward",
-        "hps_v2_1",
-        "--reward",
-        "pickscore",
-        "--prompts",
-        tmp_path / "prompts.txt",
-        "--models",
-        models,
-        "--out",
-        out,
-        folder,
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    rewards = ("--reward", "hps_v2_1", "--reward", "pickscore", "--models", models)
+    files = ("--prompts", tmp_path / "prompts.txt", "--out", tmp_path / "scores.parquet", folder)
+    done = run_module("g2rpo_core.cli", "score", *rewards, *files, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    table = pd.read_parquet(out)
+    table = pd.read_parquet(tmp_path / "scores.parquet")
     assert table.columns.tolist() == ["file", "prompt", "hps", "pickscore", "models"]
-    assert (
-        set(table.models) == {"tiny models, not HPS-v2.1, PickScore"}
-        and "(tiny models, not HPS-v2.1, PickScore)" in done.stdout
-    )
-    assert (
-        table.file.tolist() == sorted(f"{name}.png" for name in IMAGES)
-        and table.prompt.tolist() == PROMPTS
-    )
+    assert set(table.models) == {"tiny models, not HPS-v2.1, PickScore"}
+    assert "(tiny models, not HPS-v2.1, PickScore)" in done.stdout
+    assert table.file.tolist() == sorted(f"{name}.png" for name in IMAGES)
+    assert table.prompt.tolist() == PROMPTS
     images = [IMAGES[name] for name in sorted(IMAGES)]
-    expected = rewards.load(["hps"], models)["hps"](images, PROMPTS)
+    expected = load(["hps"], models)["hps"](images, PROMPTS)
     assert table.hps.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    assert [path.name for path in tmp_path.iterdir() if "scores" in path.name] == ["scores.parquet"]
+    assert [path.name for path in tmp_path.glob("*scores*")] == ["scores.parquet"]
 
 
 def test_a_csv_names_its_images_and_may_name_few(folder, tmp_path):
@@ -112,105 +97,62 @@ def test_rows_that_name_images_belong_to_these_in_any_format(folder, tmp_path):
 )
 def test_prompts_that_do_not_fit_are_named(folder, tmp_path, file, text, message):
     (tmp_path / file).write_text(text)
-    with pytest.raises(UserError) as error:
+    with refused(re.escape(message)):
         pair(folder, tmp_path / file)
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.pipeline
 def test_mistakes_end_in_one_line_and_leave_no_file(models, folder, tmp_path):
-    prompts = [
-        "--prompts",
-        tmp_path / "prompts.txt",
-        "--models",
-        models,
-        "--out",
-        tmp_path / "s.csv",
-    ]
+    out, prompts = ["--out", tmp_path / "s.csv"], ["--prompts", tmp_path / "prompts.txt"]
+
+    def last_line(*words: object, reward: str = "clip_score") -> str:
+        done = g2rpo("score", "--reward", reward, "--models", models, *words, folder)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        return done.stderr.strip().split("\n")[-1]
+
     (folder / "wide.png").write_bytes(b"half an image")
-    done = g2rpo("score", "--reward", "clip_score", *prompts, folder)
-    assert done.returncode == 1 and done.stderr.strip().split("\n")[-1].startswith(
-        f"error: {folder / 'wide.png'}: "
-    )
-    assert "Traceback" not in done.stderr and not (tmp_path / "s.csv").exists()
-    Image.new("1", (20_000, 20_000)).save(
-        folder / "wide.png"
-    )  # 50 KiB of file, a gigabyte of picture
-    done = g2rpo("score", "--reward", "clip_score", *prompts, folder)
-    assert (
-        done.returncode == 1
-        and "exceeds limit" in done.stderr.strip().split("\n")[-1]
-        and "Traceback" not in done.stderr
-    )
+    assert last_line(*out, *prompts).startswith(f"error: {folder / 'wide.png'}: ")
+    # 50 KiB of file, a gigabyte of picture
+    Image.new("1", (20_000, 20_000)).save(folder / "wide.png")
+    assert "exceeds limit" in last_line(*out, *prompts)
     IMAGES["wide"].save(folder / "wide.png")
-    for words, message in (
-        (
-            ["--prompts", folder, "--out", tmp_path / "s.csv"],
-            f"error: {folder}: prompts are read from ",
-        ),
-        (
-            ["--prompts", tmp_path / "prompts.txt", "--out", folder / "notes.txt" / "s.csv"],
-            "cannot be written (File exists)",
-        ),
-    ):
-        done = g2rpo("score", "--reward", "clip_score", "--models", models, *words, folder)
-        assert done.returncode == 1 and message in done.stderr.strip().split("\n")[-1]
-    done = g2rpo("score", "--reward", "beauty", *prompts, folder)
-    assert done.stderr == (
+    no_file = last_line(*out, "--prompts", folder)
+    assert no_file.startswith(f"error: {folder}: prompts are read from ")
+    no_folder = last_line(*prompts, "--out", folder / "notes.txt" / "s.csv")
+    assert "cannot be written (File exists)" in no_folder
+    assert last_line(*out, *prompts, reward="beauty") == (
         "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, "
-        "unified_reward, hpsv3, ocr, geneval, votes, "
-        "hps_v2_1, hps-v2.1\n"
+        "unified_reward, hpsv3, ocr, geneval, votes, hps_v2_1, hps-v2.1"
     )
+    assert not (tmp_path / "s.csv").exists()
 
 
 @pytest.mark.pipeline
-def test_a_profile_decides_how_rewards_score(models, folder, tmp_path):
-    """UnifiedReward from a server that the profile names, without any model; what it could not have keeps its reason."""
+def test_a_profile_decides_how_rewards_score(folder, tmp_path):
+    """Needs no model; a score that could not be had has its reason."""
+    refuses = "I would rather not say."
 
     def reply(request):
-        return completion(
-            "I would rather not say." if PROMPTS[0] in request.question else "Final Score: 4"
-        )
+        return completion(refuses if PROMPTS[0] in request.question else "Final Score: 4")
 
     with serve(reply) as server:
-        text = (ROOT / "profiles" / "tiny.yaml").read_text()
-        ours = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
-        assert ours in text
-        asking = (
-            f"unified_reward: {{max_missing: 0.2, server: {{url: '{server.url}', model: vlm, "
-            f"concurrency: 1}}}}"
+        asking = f"server: {{url: '{server.url}', model: vlm, concurrency: 1}}"
+        for name, share in {"mine": 0.2, "strict": 0.1}.items():
+            profile(tmp_path, name, f"unified_reward: {{max_missing: {share}, {asking}}}")
+        words = ("score", "--reward", "unified_reward", "--prompts", tmp_path / "prompts.txt")
+        done = g2rpo(
+            *words, "--profile", "mine", "--out", tmp_path / "s.csv", folder, folder=tmp_path
         )
-        (tmp_path / "profiles").mkdir()
-        (tmp_path / "profiles" / "mine.yaml").write_text(text.replace(ours, asking))
-        (tmp_path / "profiles" / "strict.yaml").write_text(
-            text.replace(ours, asking.replace("0.2", "0.1"))
-        )
-        words = [
-            "score",
-            "--reward",
-            "unified_reward",
-            "--prompts",
-            tmp_path / "prompts.txt",
-            folder,
-        ]
-        done = g2rpo(*words, "--profile", "mine", "--out", tmp_path / "s.csv", folder=tmp_path)
         assert done.returncode == 0, done.stderr
         table = pd.read_csv(tmp_path / "s.csv")
-        assert table.columns.tolist() == [
-            "file",
-            "prompt",
-            "unified_reward",
-            "unified_reward_reason",
-        ]
-        assert table.unified_reward.isna().tolist() == [True] + [False] * 7 and set(
-            table.unified_reward[1:]
-        ) == {4.0}
-        assert (
-            "I would rather not say." in table.unified_reward_reason[0]
-            and table.unified_reward_reason[1:].isna().all()
-        )
+        scores, reasons = table.unified_reward, table.unified_reward_reason
+        assert table.columns[2:].tolist() == ["unified_reward", "unified_reward_reason"]
+        assert scores.isna().tolist() == [True] + [False] * 7 and set(scores[1:]) == {4.0}
+        assert refuses in reasons[0] and reasons[1:].isna().all()
         assert [request.body["model"] for request in server.requests] == ["vlm"] * 8
-        done = g2rpo(*words, "--profile", "strict", "--out", tmp_path / "t.csv", folder=tmp_path)
+        done = g2rpo(
+            *words, "--profile", "strict", "--out", tmp_path / "t.csv", folder, folder=tmp_path
+        )
     last = done.stderr.strip().split("\n")[-1]
     assert done.returncode == 1 and last.startswith(
         "error: reward unified_reward: 1 of 8 scores are missing, more than "
@@ -220,40 +162,23 @@ def test_a_profile_decides_how_rewards_score(models, folder, tmp_path):
 
 @pytest.mark.pipeline
 def test_what_was_scored_is_kept_and_a_second_start_goes_on(folder, tmp_path, monkeypatch):
-    """A server that fails in the middle: only the part without all its scores is asked again; afterwards nothing is left beside."""
+    """Only the part that lacks scores is asked for again."""
     monkeypatch.setattr(scored, "BATCH", 4)
     failing = [PROMPTS[5]]
 
     def reply(request):
-        return completion(
-            "?" if any(prompt in request.question for prompt in failing) else "Final Score: 4"
-        )
+        fails = any(prompt in request.question for prompt in failing)
+        return completion("?" if fails else "Final Score: 4")
 
     with serve(reply) as server:
-        settings = f"server: {{url: '{server.url}', model: vlm, concurrency: 1, tries: 1}}"
-        (tmp_path / "profiles").mkdir()
-        shutil.copy(ROOT / "profiles" / "tiny.yaml", tmp_path / "profiles" / "tiny.yaml")
-        (tmp_path / "profiles" / "mine.yaml").write_text(
-            f"extends: tiny\nrewards: {{unified_reward: {{{settings}}}}}\n"
-        )
-        words = [
-            "score",
-            "--reward",
-            "unified_reward",
-            "--prompts",
-            tmp_path / "prompts.txt",
-            "--profile",
-            "mine",
-            folder,
-        ]
-        done = g2rpo(*words, "--out", tmp_path / "s.csv", folder=tmp_path)
-        assert (
-            done.returncode == 1
-            and "1 of 8 scores are missing" in done.stderr
-            and len(server.requests) == 8
-        )
+        asking = f"server: {{url: '{server.url}', model: vlm, concurrency: 1, tries: 1}}"
+        profile(tmp_path, "mine", f"unified_reward: {{{asking}}}")
+        words = "score --reward unified_reward --profile mine --prompts prompts.txt --out s.csv"
+        done = g2rpo(*words.split(), folder, folder=tmp_path)
+        assert done.returncode == 1 and "1 of 8 scores are missing" in done.stderr
+        assert len(server.requests) == 8
         failing.clear()
-        done = g2rpo(*words, "--out", tmp_path / "s.csv", folder=tmp_path)
+        done = g2rpo(*words.split(), folder, folder=tmp_path)
         assert done.returncode == 0 and len(server.requests) == 8 + 4, done.stderr
     assert set(pd.read_csv(tmp_path / "s.csv").unified_reward) == {4.0}
     assert not list(tmp_path.glob(".s.csv*"))
@@ -275,28 +200,16 @@ class Half:
 
 @pytest.mark.pipeline
 def test_scores_of_another_code_of_a_reward_are_not_gone_on_with(tmp_path):
-    """The first 64 images are scored, then the class fails; once its file is another, all are scored anew."""
     (tmp_path / "many").mkdir()
     for number in range(70):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "many" / f"{number:02d}.png")
     (tmp_path / "prompts.txt").write_text("a red circle\n" * 70)
-    (tmp_path / "profiles").mkdir()
-    shutil.copy(ROOT / "profiles" / "tiny.yaml", tmp_path / "profiles" / "tiny.yaml")
-    (tmp_path / "profiles" / "mine.yaml").write_text(
-        'extends: tiny\nrewards: {half: {class: "half:Half"}}\n'
-    )
+    profile(tmp_path, "mine", 'half: {class: "half:Half"}')
     words = ["score", "--reward", "half", "--prompts", "prompts.txt", "--profile", "mine", "many"]
-    command = [sys.executable, "-m", "g2rpo_core.cli", *words]
     ends = []
     for code in (HALF.format(good=1, score=1), HALF.format(good=9, score=2)):
         (tmp_path / "half.py").write_text(code)
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        done = run_module("g2rpo_core.cli", *words, folder=tmp_path)
         ends.append(done.returncode)
     assert ends == [1, 0] and set(pd.read_csv(tmp_path / "scores.csv").half) == {2.0}, done.stderr
 
@@ -308,11 +221,7 @@ def test_the_prompts_are_never_written_over(models, folder, tmp_path):
     (tmp_path / "link.csv").symlink_to(prompts)
     for out in (prompts, tmp_path / "link.csv"):
         for given in (["--prompts", prompts], []):  # the one in the folder is read if none is given
-            done = g2rpo(
-                "score", "--reward", "hps", "--models", models, *given, "--out", out, folder
-            )
-            assert (
-                done.returncode == 1
-                and done.stderr == f"error: --out {out}: is the file of prompts: give another\n"
-            )
+            words = ("--reward", "hps", "--models", models, *given, "--out", out, folder)
+            told = refusal(main, "score", *words, folder=ROOT)
+            assert told == f"error: --out {out}: is the file of prompts: give another\n"
     assert prompts.read_text() == "file,prompt\nwide.png,a red circle\n"

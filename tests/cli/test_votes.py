@@ -1,9 +1,7 @@
 """`g2rpo votes`, and the road from votes to a reward that scores and trains."""
 
-import os
 import re
 import subprocess
-import sys
 
 import pandas as pd
 import pytest
@@ -12,7 +10,8 @@ from g2rpo_core.cli.main import main
 from g2rpo_core.hub.model_store import sha256
 from g2rpo_core.rewards.votes import read_votes
 from tests.conftest import ROOT
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import refusal, run_here, run_module
+from tests.fixtures.projects import link_made
 from tests.fixtures.votes import write_votes
 
 pytestmark = pytest.mark.pipeline
@@ -33,13 +32,7 @@ def project(tmp_path, models, embeddings_folder):
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "tiny.yaml").symlink_to(ROOT / "profiles" / "tiny.yaml")
     for name in ("tiny", "mine"):
-        for path, target in {
-            f"models/{name}": models,
-            f"embeddings/{name}/train": embeddings_folder,
-            f"embeddings/{name}/test": embeddings_folder,
-        }.items():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).symlink_to(target)
+        link_made(tmp_path, name, models, embeddings_folder)
     write_votes(tmp_path / "votes" / "tiny.parquet", 120)
     return tmp_path
 
@@ -73,56 +66,26 @@ def test_votes_become_a_reward_that_scores_and_trains(project):
     # Into a profile, as it says
     section = use.removeprefix("to use it: rewards: ")
     (project / "profiles" / "mine.yaml").write_text(MINE.format(section=section))
-    done = run_here(
-        main,
-        "score",
-        "--reward",
-        "votes",
-        "--profile",
-        "mine",
-        "--prompts",
-        prompts(project),
-        "votes/tiny",
-        folder=project,
-    )
+    done = run_here(main, *score(project), folder=project)
     assert done.returncode == 0, done.stderr
     scores = pd.read_csv(project / "scores.csv").votes
     assert len(scores) == len(list((project / "votes" / "tiny").iterdir())) and scores.std() > 0.1
     assert "(tiny models, not CLIP Score)" in done.stdout
-    command = [
-        sys.executable,
-        "-m",
-        "stages.train",
-        "--profile",
-        "mine",
-        "--method",
-        "g2rpo",
-        "--seed",
-        "1",
-    ]
-    done = subprocess.run(
-        command,
-        cwd=project,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{project}:{ROOT}"},
-    )
+    words = ["--profile", "mine", "--method", "g2rpo", "--seed", "1"]
+    done = run_module("stages.train", *words, folder=project)
     assert done.returncode == 0, done.stderr
     records = pd.read_parquet(project / "runs" / "mine" / "g2rpo-1" / "records.parquet")
     assert records.reward_votes.notna().sum() == 1 and records.heldout_votes.notna().all()
 
 
-def prompts(project):
-    """A csv with the prompt of each image."""
+def score(project) -> list[object]:
+    """The words that score by `votes` of profile `mine`, with the prompt of each image in a csv."""
     table = read_votes(project / "votes" / "tiny.parquet")
-    sides = [
-        pd.DataFrame(
-            {"file": table[f"{side}_file"].str.removeprefix("tiny/"), "prompt": table.prompt}
-        )
-        for side in ("left", "right")
-    ]
-    pd.concat(sides).drop_duplicates("file").to_csv(project / "prompts.csv", index=False)
-    return project / "prompts.csv"
+    files = table[["left_file", "right_file"]].stack().str.removeprefix("tiny/")
+    rows = pd.DataFrame({"file": files.droplevel(1), "prompt": table.prompt})
+    rows.drop_duplicates("file").to_csv(project / "prompts.csv", index=False)
+    words = "score --reward votes --profile mine --prompts prompts.csv votes/tiny"
+    return words.split()
 
 
 def test_too_few_votes_are_counted_but_make_no_reward(project):
@@ -136,7 +99,7 @@ def test_too_few_votes_are_counted_but_make_no_reward(project):
 
 
 def test_a_profile_that_trains_on_comparisons_leaves_them_out(project):
-    """Of the usual rewards, those that score single images are asked; the server that it names does not exist."""
+    """Only rewards of single images are asked; the named server does not exist."""
     section = "{pairwise: {server: {url: http://127.0.0.1:9, model: vlm}}}"
     text = (
         f"extends: tiny\nrewards: {section}\n"
@@ -155,31 +118,23 @@ def test_a_profile_that_trains_on_comparisons_leaves_them_out(project):
 @pytest.mark.parametrize(
     "words, complaint",
     [
-        (
-            ["--reward", "nonsense"],
-            "error: --reward nonsense: unknown; there are hps, clip_score, ",
-        ),
+        (["--reward", "nonsense"], "--reward nonsense: unknown; there are hps, clip_score, "),
         (
             ["--reward", "votes"],
-            "error: --reward votes: was fitted to votes, so its agreement with them says nothing",
+            "--reward votes: was fitted to votes, so its agreement with them says nothing",
         ),
         (
             ["--reward", "pairwise"],
-            (
-                "error: --reward pairwise: pairwise compares images of a group: train on it, "
-                "evaluate by "
-            ),
+            "--reward pairwise: pairwise compares images of a group: train on it, evaluate by ",
         ),
-        (["--file", "nowhere.parquet"], "error: nowhere.parquet: does not exist"),
-        (["--file", "params.yaml"], "error: params.yaml: is not a Parquet file"),
+        (["--file", "nowhere.parquet"], "nowhere.parquet: does not exist"),
+        (["--file", "params.yaml"], "params.yaml: is not a Parquet file"),
     ],
 )
 def test_a_mistake_ends_in_one_line(project, words, complaint):
     (project / "params.yaml").write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\n")
-    done = votes(project, *words)
-    assert (
-        done.returncode == 1 and done.stderr.startswith(complaint) and done.stderr.count("\n") == 1
-    )
+    told = refusal(main, "votes", "--profile", "tiny", *words, folder=project)
+    assert told.startswith(f"error: {complaint}")
 
 
 def test_new_votes_stop_a_profile_that_names_others(project):
@@ -187,30 +142,10 @@ def test_new_votes_stop_a_profile_that_names_others(project):
     section = f"{{votes: {{file: votes/tiny.parquet, sha256: {sha256(file)}}}}}"
     (project / "profiles" / "mine.yaml").write_text(MINE.format(section=section))
     read_votes(file).iloc[1:].to_parquet(file, index=False)
-    done = run_here(
-        main,
-        "score",
-        "--reward",
-        "votes",
-        "--profile",
-        "mine",
-        "--prompts",
-        prompts(project),
-        "votes/tiny",
-        folder=project,
-    )
+    told = run_here(main, *score(project), folder=project)
     new = f"write `sha256: {sha256(file)}`, and what uses the reward runs again\n"
-    assert done.returncode == 1 and done.stderr.endswith(new)
+    assert told.returncode == 1 and told.stderr.endswith(new)
     # The command that prints the new line works all the same
-    done = run_here(
-        main,
-        "votes",
-        "--profile",
-        "mine",
-        "--file",
-        "votes/tiny.parquet",
-        "--reward",
-        "verifier",
-        folder=project,
-    )
+    words = ["votes", "--profile", "mine", "--file", "votes/tiny.parquet", "--reward", "verifier"]
+    done = run_here(main, *words, folder=project)
     assert done.returncode == 0 and sha256(file) in done.stdout, done.stderr

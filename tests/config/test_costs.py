@@ -1,4 +1,4 @@
-"""What a run costs, against the table of studies/verdict/README.md and the committed tables of studies."""
+"""Costs of runs, against studies/verdict/README.md and the committed tables of studies."""
 
 import pandas as pd
 import pytest
@@ -74,7 +74,7 @@ def test_guidance_doubles_what_a_trained_state_costs(monkeypatch):
 def test_the_trained_states_of_a_prompt_are_those_that_the_trainer_counts(
     make_trainer, settings, name, group, noises, updates
 ):
-    """Members that begin with one noise share its state, also where an optimizer step trains on some of the members alone."""
+    """Members of one noise share its state, also if an optimizer step trains on some of them."""
     method = small_method(
         name, tree={"initial_noises": noises}, objective={"updates_per_rollout": updates}
     )

@@ -1,4 +1,4 @@
-"""What training, the monitor, evaluation and generation use of an entry's sampling, over every profile: the same, or listed with a reason."""
+"""Sampling settings of an entry in training, monitor, evaluation and generation, per profile."""
 
 import re
 
@@ -35,7 +35,7 @@ NOT_TAKEN_OVER = {
 READS = {
     "g2rpo_core/estimate/calls.py": "work.sampling, the entry's",
     "g2rpo_core/estimate/plan.py": "work.sampling, the entry's",
-    "g2rpo_core/estimate/tracing.py": "whether a built profile has the base's published shape: no image is drawn",
+    "g2rpo_core/estimate/tracing.py": "whether a built profile has the published shape, undrawn",
     "g2rpo_core/config/profile.py": "whether an entry's settings fit together",
     "g2rpo_core/inference/painter.py": "those that it is given, the run's",
     "g2rpo_core/models/loading.py": "a message names the setting",
@@ -80,7 +80,7 @@ def test_published_weights_are_drawn_as_the_entry_of_their_method_or_as_the_prof
 
 
 def test_methods_that_train_without_guidance_are_measured_without():
-    """The runs for which this matters: they were once evaluated with a guidance that they had never seen."""
+    """They were once evaluated with a guidance that they had never seen."""
     profile = load_profile(ROOT / "profiles" / "sd35_medium_hps_clip.yaml")
     drawn = profile.drawn(["g2rpo", "diffusion_nft", "awm", "advantage_flow"])
     assert {

@@ -6,19 +6,11 @@ import pytest
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.config import load_profile, load_run, load_study
 from g2rpo_core.config.profile import MethodRun
-from g2rpo_core.foundation.errors import UserError
 from tests.conftest import ROOT
+from tests.fixtures.errors import refused
 
 TINY = (ROOT / "profiles" / "tiny.yaml").read_text()
 REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "profiles").glob("*.yaml")), ids=lambda path: path.stem
-)
-def test_every_profile_of_the_project_is_valid(path):
-    profile = load_profile(path)
-    assert all(profile.run(name).method for name in profile.methods)
 
 
 @pytest.mark.parametrize(
@@ -199,11 +191,8 @@ def test_mistakes_end_in_one_line_with_file_key_and_what_is_allowed(tmp_path, ol
     assert old in TINY
     path = tmp_path / "mine.yaml"
     path.write_text(TINY.replace(old, new, 1))
-    with pytest.raises(UserError) as error:
+    with refused(f"^{path}: .*{re.escape(message)}"):
         load_profile(path)
-    assert str(error.value).startswith(f"{path}: ")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_a_reward_on_another_rewards_model_needs_that_model(tmp_path):
@@ -215,12 +204,8 @@ def test_a_reward_on_another_rewards_model_needs_that_model(tmp_path):
         .replace("  - clip_score\n", "  - votes\n")
         .replace("rewards: [hps, clip_score, verifier]", "rewards: [hps, verifier]")
     )
-    with pytest.raises(UserError) as error:
+    with refused("training.rewards: clip_score is not built: say in models.clip_.*or remove votes"):
         load_profile(path)
-    assert (
-        "training.rewards: clip_score is not built: say in models.clip_score how it is trained, "
-        "or remove votes" in str(error.value)
-    )
     path.write_text(path.read_text().replace("  # clip_score: {steps", "  clip_score: {steps"))
     assert load_profile(path).training.rewards == {"hps": 1.0, "votes": 1.0}
 
@@ -301,41 +286,34 @@ PIPELINE = section_of("pipeline")
     ],
 )
 def test_mistakes_in_a_hub_profile_end_in_one_line(tmp_path, old, new, message):
-    text = (ROOT / "profiles" / "flux_hps_clip.yaml").read_text()
-    assert old in text
+    assert old in FLUX
     path = tmp_path / "mine.yaml"
-    path.write_text(text.replace(old, new, 1))
-    with pytest.raises(UserError) as error:
+    path.write_text(FLUX.replace(old, new, 1))
+    with refused(re.escape(message)):
         load_profile(path)
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_an_unknown_profile_names_the_known_ones():
-    with pytest.raises(UserError, match="no such profile; there are .*tiny"):
-        load_profile(ROOT / "profiles" / "tinny.yaml")
-
-
-def test_params_are_checked_against_their_profile(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert load_run().profile == "tiny"
-    path = tmp_path / "params.yaml"
-    path.write_text("profile: tiny\nmethods: [g2rpo, ppo]\nseeds: [1]\n")
-    with pytest.raises(UserError, match="'ppo' is not in profiles/tiny.yaml; allowed are g2rpo, "):
-        load_run(path)
-    path.write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\npublished: [theirs]\n")
-    with pytest.raises(
-        UserError,
-        match=(
-            "published: 'theirs' is not in section published of profiles/tiny.yaml; "
-            "allowed are none"
+@pytest.mark.parametrize(
+    "methods, seeds, published, complaint",
+    [
+        ("[g2rpo, ppo]", "[1]", "[]", "'ppo' is not in profiles/tiny.yaml; allowed are g2rpo, "),
+        (
+            "[g2rpo]",
+            "[1]",
+            "[theirs]",
+            "published: 'theirs' is not in section published of .*; allowed are none",
         ),
-    ):
-        load_run(path)
-    path.write_text("profile: tiny\nmethods: []\nseeds: [1]\n")
-    with pytest.raises(UserError, match="methods: name at least one, or a published model"):
-        load_run(path)
-    path.write_text("profile: tiny\nmethods: [g2rpo]\nseeds: []\n")
-    with pytest.raises(UserError, match="seeds: .*at least 1 item"):
+        ("[]", "[1]", "[]", "methods: name at least one, or a published model"),
+        ("[g2rpo]", "[]", "[]", "seeds: .*at least 1 item"),
+    ],
+)
+def test_params_are_checked_against_their_profile(
+    tmp_path, monkeypatch, methods, seeds, published, complaint
+):
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "params.yaml"
+    path.write_text(f"profile: tiny\nmethods: {methods}\nseeds: {seeds}\npublished: {published}\n")
+    with refused(complaint):
         load_run(path)
 
 
@@ -397,7 +375,6 @@ def test_the_protocols_entries_have_a_fifth_of_the_full_forward_evaluations(monk
 @pytest.mark.parametrize(
     "comparison, complaint",
     [
-        ("{method: g2rpo, against: mix_grpo, reward: verifier}", None),
         (
             "{method: g2rpo, against: flow_grpo}",
             "comparisons.0: 'flow_grpo' is not in methods; allowed are g2rpo, mix_grpo, dance_grpo",
@@ -408,28 +385,22 @@ def test_the_protocols_entries_have_a_fifth_of_the_full_forward_evaluations(monk
         ),
     ],
 )
-def test_a_study_compares_its_own_methods_by_its_own_rewards(
-    comparison, complaint, tmp_path, monkeypatch
-):
-    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
-    (tmp_path / "studies" / "steps").mkdir(parents=True)
-    text = (
-        (ROOT / "studies" / "steps" / "params.yaml")
-        .read_text()
-        .replace("comparisons: []", f"comparisons: [{comparison}]")
-    )
-    (tmp_path / "studies" / "steps" / "params.yaml").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    if complaint is None:
-        assert load_study("steps").comparisons[0].against == "mix_grpo"
-    else:
-        with pytest.raises(UserError, match=re.escape(complaint)):
-            load_study("steps")
+def test_a_study_compares_its_own_methods_by_its_own_rewards(comparison, complaint, here):
+    (here / "profiles").symlink_to(ROOT / "profiles")
+    params = here / "studies" / "steps" / "params.yaml"
+    params.parent.mkdir(parents=True)
+    text = (ROOT / "studies" / "steps" / "params.yaml").read_text()
+    params.write_text(text.replace("comparisons: []", f"comparisons: [{comparison}]"))
+    with refused(re.escape(complaint)):
+        load_study("steps")
+    right = "{method: g2rpo, against: mix_grpo, reward: verifier}"
+    params.write_text(text.replace("comparisons: []", f"comparisons: [{right}]"))
+    assert load_study("steps").comparisons[0].against == "mix_grpo"
 
 
 @pytest.mark.parametrize("name", ["flux_lora_1gpu", "sd35_medium_lora_1gpu"])
 def test_every_method_trains_a_lora_with_one_learning_rate(name):
-    """Rates of whole weights, ten to thirty times smaller, would make the baselines learn nothing."""
+    """Rates of whole weights, 10 to 30 times smaller, would make the baselines learn nothing."""
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
     assert {profile.run(method).training.learning_rate for method in profile.methods} == {
         profile.training.learning_rate

@@ -1,4 +1,4 @@
-"""Every profile of published weights against what is published of its methods on its base model: equal, or listed with a reason."""
+"""Profiles of published weights have the published settings, or a reason for each difference."""
 
 import pytest
 

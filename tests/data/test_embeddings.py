@@ -94,17 +94,6 @@ def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
     )
 
 
-def test_padding_is_kept(pipeline, tmp_path):
-    write(
-        tmp_path / "x",
-        [Prompt("0", "a red circle", "")],
-        partial(encode, pipeline, max_length=16, batch=1),
-        "float32",
-        shard_rows=8,
-    )
-    assert EmbeddingStore(tmp_path / "x").conditioning([0]).tensors["context"].shape == (1, 16, 64)
-
-
 def test_a_prompt_over_the_limit_is_named(pipeline):
     prompts = [Prompt("fine", "a red circle", ""), Prompt("long", "a red circle " * 9, "")]
     check_lengths(prompts[:1], pipeline.tokenizer_2, 16)
@@ -112,8 +101,7 @@ def test_a_prompt_over_the_limit_is_named(pipeline):
         check_lengths(prompts, pipeline.tokenizer_2, 16)
 
 
-def test_a_missing_store_says_which_stage_makes_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_store_says_which_stage_makes_it(here):
     with pytest.raises(UserError, match="dvc repro embed"):
         EmbeddingStore(Path("embeddings", "nothing"))
 
@@ -125,8 +113,7 @@ def test_a_missing_store_says_which_stage_makes_it(tmp_path, monkeypatch):
         (1, "is missing, but later parts exist"),
     ],
 )
-def test_missing_parts_are_noticed_wherever_they_were(gone, complaint, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_missing_parts_are_noticed_wherever_they_were(gone, complaint, here):
     folder = Path("embeddings", "x")
     one = Conditioning({"context": torch.zeros(2, 2), "pooled": torch.zeros(2)})
     prompts = [Prompt(str(number), "text", "") for number in range(17)]

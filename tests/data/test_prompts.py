@@ -252,8 +252,7 @@ def test_a_prompt_that_is_typed_has_to_be_seen():
     ]
 
 
-def test_prompts_survive_the_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_prompts_survive_the_file(here):
     prompts, folder = captions("shapes", 5, 0, testing=True), Path("prompts", "deep")
     write_prompts(folder / "test.parquet", prompts)
     assert load_prompts(folder / "test.parquet") == prompts

@@ -1,4 +1,4 @@
-"""Stages as a user starts them, with several processes (accelerate underneath) and killed: the same results."""
+"""Stages with several processes, started and killed as a user does it: the same results."""
 
 import os
 import shutil
@@ -16,6 +16,7 @@ from diffusers import FluxTransformer2DModel
 from ruamel.yaml import YAML
 
 from g2rpo_core.foundation.runs import hash_of_folder
+from tests.fixtures.projects import link_made
 from tests.fixtures.waiting import HUNG, until
 from tests.stages.closure import ROOT
 
@@ -50,7 +51,7 @@ class Away:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, models, embeddings_folder) -> Path:
-    """What earlier stages make, and profiles `one` and `two` by their number of processes; 24 prompts, in batches of 4."""
+    """What earlier stages make, and profiles `one` and `two` by their number of processes."""
     folder = tmp_path_factory.mktemp("processes")
     (folder / "mine.py").write_text(REWARD)
     (folder / "profiles").mkdir()
@@ -74,40 +75,44 @@ def folder(tmp_path_factory, models, embeddings_folder) -> Path:
     for name, processes in {"one": 1, "two": 2}.items():
         profile["training"]["processes"] = profile["evaluation"]["processes"] = processes
         yaml.dump(profile, folder / "profiles" / f"{name}.yaml")
-        for made, target in {
-            "models": models,
-            "embeddings/train": embeddings_folder,
-            "embeddings/test": embeddings_folder,
-        }.items():
-            place = (
-                folder.joinpath(*made.replace("/", f"/{name}/").split("/"))
-                if "/" in made
-                else folder / made / name
-            )
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(target)
+    link_made(folder, "two", models, embeddings_folder)
+    link(folder, "one")
     return folder
+
+
+def link(folder: Path, name: str) -> None:
+    """Give profile `name` the models and embeddings of `two`."""
+    for made in ("models", "embeddings"):
+        (folder / made / name).symlink_to("two")
+
+
+def variant(folder: Path, name: str, code: str = "", **training: object) -> None:
+    """Add a profile like `two`, with a reward class of its own name if there is code for it."""
+    profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
+    profile["training"] |= training
+    if code:
+        (folder / f"{name}.py").write_text(code)
+        profile["rewards"]["redness"]["class"] = f"{name}:{name.title()}"
+    YAML().dump(profile, folder / "profiles" / f"{name}.yaml")
+    link(folder, name)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return FluxTransformer2DModel.from_pretrained(run / "transformer").state_dict()
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
 def start(
     folder: Path, profile: str, stage: str, method: str = "g2rpo", seed: int = 1
 ) -> subprocess.Popen:
-    command = [
-        sys.executable,
-        "-m",
-        f"stages.{stage}",
-        "--profile",
-        profile,
-        "--method",
-        method,
-        "--seed",
-        str(seed),
-    ]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    words = ["--profile", profile, "--method", method, "--seed", str(seed)]
     return subprocess.Popen(
-        command,
+        [sys.executable, "-m", f"stages.{stage}", *words],
         cwd=folder,
-        env=environment,
+        env=environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -124,39 +129,24 @@ def run(folder: Path, *words: str) -> None:
 def test_two_processes_train_and_evaluate_as_one(folder):
     for profile in ("one", "two"):
         run(folder, profile, "train")
-    base = FluxTransformer2DModel.from_pretrained(
-        folder / "models" / "one" / "pipeline" / "transformer"
-    ).state_dict()
-    one, two = (
-        FluxTransformer2DModel.from_pretrained(
-            folder / "runs" / profile / "g2rpo-1" / "transformer"
-        ).state_dict()
-        for profile in ("one", "two")
-    )
+    base = weights(folder / "models" / "one" / "pipeline")
+    one, two = (weights(folder / "runs" / profile / "g2rpo-1") for profile in ("one", "two"))
     # Adam's first steps are of the learning rate's size whatever the gradient's: where that is
     # rounding alone, so is its sign
     far = sum((one[name] - two[name]).square().sum().item() for name in one) ** 0.5
     moved = sum((one[name] - base[name]).square().sum().item() for name in one) ** 0.5
     assert moved > 0 and far < 0.05 * moved
-    records = [
-        pd.read_parquet(folder / "runs" / profile / "g2rpo-1" / "records.parquet")
-        for profile in ("one", "two")
-    ]
-    for column in (
-        "num_forward_evals",
-        "num_transitions",
-        "reward_redness",
-        "loss",
-        "grad_norm",
-        "heldout_redness",
-    ):
-        torch.testing.assert_close(
-            torch.tensor(records[0][column]),
-            torch.tensor(records[1][column]),
-            rtol=1e-3,
-            atol=1e-5,
-            equal_nan=True,
-        )
+    columns = ["num_forward_evals", "num_transitions", "reward_redness", "loss", "grad_norm"]
+    pd.testing.assert_frame_equal(
+        *(
+            pd.read_parquet(folder / "runs" / profile / "g2rpo-1" / "records.parquet")[
+                [*columns, "heldout_redness"]
+            ]
+            for profile in ("one", "two")
+        ),
+        rtol=1e-3,
+        atol=1e-5,
+    )
     for profile in ("one", "two"):
         run(folder, profile, "evaluate", "base", 0)
     same_evaluation(
@@ -165,7 +155,7 @@ def test_two_processes_train_and_evaluate_as_one(folder):
 
 
 def test_a_finished_run_that_dvc_did_not_take_is_not_trained_again(folder, monkeypatch):
-    """DVC deletes outputs that it does not know before it runs a stage; once it evaluates a run, it has taken it."""
+    """DVC deletes outputs that it does not know; once it evaluates a run, it has taken it."""
     run(folder, "one", "train", "g2rpo", 5)  # by hand, without DVC
     trained, scratch, scored = (
         folder / "runs" / "one" / "g2rpo-5",
@@ -189,14 +179,8 @@ def test_a_finished_run_that_dvc_did_not_take_is_not_trained_again(folder, monke
 
 
 def test_one_process_that_fails_ends_all_with_its_own_error_and_status(folder):
-    """A server that does not answer one of two processes: 75, which flows try again after, and not accelerate's 1."""
-    profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
-    profile["rewards"]["redness"]["class"] = "away:Away"
-    with (folder / "profiles" / "away.yaml").open("w") as file:
-        YAML().dump(profile, file)
-    (folder / "away.py").write_text(AWAY)
-    for made in ("models", "embeddings"):
-        (folder / made / "away").symlink_to(folder / made / "two")
+    """75, after which flows try again, and not accelerate's 1."""
+    variant(folder, "away", AWAY)
     child = start(folder, "away", "evaluate", "base", 0)
     output, _ = child.communicate()
     assert child.returncode == 75 and "error: nobody answered process 1" in output
@@ -226,7 +210,7 @@ def test_no_process_outlives_the_stage_that_was_killed(folder):
 @pytest.mark.slow
 @pytest.mark.engines
 def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
-    """SIGKILL while the third batch or a later one is scored; the same command ends with the bits of one that was left alone."""
+    """SIGKILL while a batch is scored; the same command ends with the bits of one left alone."""
     scored = folder / "scored.txt"
     run(folder, "one", "evaluate", "base", 0)
     whole = folder / "evaluations" / "one" / "base-0"
@@ -262,15 +246,8 @@ class Holds:
 @pytest.mark.slow
 @pytest.mark.engines
 def test_a_checkpoint_at_sigterm_has_the_whole_grace_of_the_profile(folder):
-    """A call of 40 seconds before the checkpoint: torch's launcher would kill its processes after 30."""
-    profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
-    profile["rewards"]["redness"]["class"] = "holds:Holds"
-    profile["training"]["checkpoints"] = {"grace": 100}
-    with (folder / "profiles" / "holds.yaml").open("w") as file:
-        YAML().dump(profile, file)
-    (folder / "holds.py").write_text(HOLDS)
-    for made in ("models", "embeddings"):
-        (folder / made / "holds").symlink_to(folder / made / "two")
+    """The checkpoint begins after 40 seconds; torch's launcher would kill after 30."""
+    variant(folder, "holds", HOLDS, checkpoints={"grace": 100})
     (folder / "hold").touch()
     child = start(folder, "holds", "train")
     until((folder / "held").exists, running=[child])
@@ -282,35 +259,18 @@ def test_a_checkpoint_at_sigterm_has_the_whole_grace_of_the_profile(folder):
     assert list((folder / ".cache/resume/train/holds").glob("g2rpo-1/*/iteration-000000"))
 
 
-def node(folder: Path, rank: int, port: int, **environ: str) -> subprocess.Popen:
+def node(folder: Path, rank: int, port: int) -> subprocess.Popen:
     """One of two machines with a process each, by the committed configuration."""
-    launcher = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(ROOT / "g2rpo_core/distributed/accelerate/two_nodes.yaml"),
-    ]
-    where = [
-        "--num_processes",
-        "2",
-        "--machine_rank",
-        str(rank),
-        "--main_process_port",
-        str(port),
-        "--rdzv_backend",
-        "c10d",
-    ]
-    again = ["--max_restarts", "3"]
+    config = str(ROOT / "g2rpo_core/distributed/accelerate/two_nodes.yaml")
+    where = ["--num_processes", "2", "--machine_rank", str(rank), "--main_process_port", str(port)]
+    again = ["--rdzv_backend", "c10d", "--max_restarts", "3"]
     stage = ["-m", "stages.train", "--profile", "again", "--method", "g2rpo", "--seed", "1"]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1"} | environ
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
+    environ = environment(folder) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with (folder / f"node-{rank}.log").open("a") as log:
         return subprocess.Popen(
-            [*launcher, *where, *again, *stage], cwd=folder, env=environment, stdout=log, stderr=log
+            [*launch, *where, *again, *stage], cwd=folder, env=environ, stdout=log, stderr=log
         )
-
-
-RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def dies(machine: subprocess.Popen) -> None:
@@ -326,29 +286,24 @@ def dies(machine: subprocess.Popen) -> None:
 @pytest.mark.slow
 @pytest.mark.engines
 def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder):
-    """From the last checkpoint, on both nodes, to the bits of a run that was left alone; node 0's command is never given again."""
-    profile = YAML(typ="safe").load(folder / "profiles" / "two.yaml")
-    profile["training"] |= {"iterations": 6, "checkpoints": {"every": 1}}
-    YAML().dump(profile, folder / "profiles" / "again.yaml")
-    for made in ("models", "embeddings"):
-        (folder / made / "again").symlink_to(folder / made / "two")
+    """From the last checkpoint to the bits of a run left alone; node 0 is not started again."""
+    variant(folder, "again", iterations=6, checkpoints={"every": 1})
     run(folder, "again", "train")
     made = folder / "runs" / "again" / "g2rpo-1"
     made.rename(folder / "left-alone")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    nodes = [node(folder, 0, port, **RESTARTS)]
+    nodes = [node(folder, 0, port)]
     try:
-        until(
-            lambda: answers(port), running=nodes
-        )  # on one machine, the first must have the port before the second looks for it
-        nodes.append(node(folder, 1, port, **RESTARTS))
+        # On one machine, the first must have the port before the second looks for it
+        until(lambda: answers(port), running=nodes)
+        nodes.append(node(folder, 1, port))
         until(
             lambda: any((folder / ".cache/resume/train/again").glob("**/iteration-000002")),
             running=nodes,
         )
         dies(nodes[1])
-        nodes[1] = node(folder, 1, port, **RESTARTS)
+        nodes[1] = node(folder, 1, port)
         assert [machine.wait(600) for machine in nodes] == [0, 0], (
             folder / "node-0.log"
         ).read_text()[-3000:]
@@ -360,10 +315,7 @@ def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder
         pd.read_parquet(run / "records.parquet") for run in (folder / "left-alone", made)
     )
     pd.testing.assert_frame_equal(alone, resumed, check_exact=True)
-    alone, resumed = (
-        FluxTransformer2DModel.from_pretrained(run / "transformer").state_dict()
-        for run in (folder / "left-alone", made)
-    )
+    alone, resumed = (weights(run) for run in (folder / "left-alone", made))
     assert all(torch.equal(alone[name], resumed[name]) for name in alone)
 
 

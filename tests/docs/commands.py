@@ -45,7 +45,7 @@ def snippets() -> list[Snippet]:
 
 
 def commands() -> dict[str, str]:
-    """Every command of a fence or between backticks, without comments and variables, and the document where it is first."""
+    """Every command of the documents, without comments and variables -> its first document."""
     found: dict[str, str] = {}
     for path in DOCUMENTS:
         text = path.read_text()
@@ -79,7 +79,7 @@ class Parsed(BaseException):
 
 
 def check(command: str) -> None:
-    """AssertionError, or the parser's own complaint, where the program would not take these words."""
+    """Raise AssertionError or the parser's own complaint if the program refuses these words."""
     program, *words = shlex.split(command)
     if program == "make":
         makefile = (ROOT / "Makefile").read_text()

@@ -1,4 +1,4 @@
-"""Texts of the documents that quote the code: the order of the packages, and lines that a program prints."""
+"""Texts of the documents that quote the code."""
 
 import importlib
 import re
@@ -27,10 +27,11 @@ def layers_of_drawing() -> list[str]:
 
 
 def test_the_architecture_on_one_screen_is_that_of_the_contracts():
-    def siblings(layers: list[str]) -> list[set[str]]:
-        return [set(layer.split(" | ")) for layer in layers]
-
-    assert siblings(layers_of_drawing()) == siblings(layers_of_contracts())
+    drawn, meant = (
+        [set(layer.split(" | ")) for layer in layers]
+        for layers in (layers_of_drawing(), layers_of_contracts())
+    )
+    assert drawn == meant
 
 
 def test_every_package_of_the_core_is_in_the_folders_of_the_architecture():

@@ -1,4 +1,4 @@
-"""The table of costs of docs/howto/choose.md has the numbers of the methods' own trees and objectives."""
+"""docs/howto/choose.md has the costs of the methods' own trees and objectives."""
 
 from g2rpo_core.config import load_profile
 from g2rpo_core.config.costs import cost_of_prompt

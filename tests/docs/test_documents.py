@@ -1,4 +1,4 @@
-"""Every command and snippet of README and docs: what a small checkout can run is run, the others are read by their program's own parser."""
+"""Every command and snippet of the documents is run in a small checkout, or parsed."""
 
 import ast
 import json
@@ -19,7 +19,7 @@ from g2rpo_core.config import load_profile
 from tests.conftest import ROOT
 from tests.docs.commands import DOCUMENTS, FENCE, check, commands, snippets
 from tests.fixtures.commands import run_here
-from tests.fixtures.projects import small_project
+from tests.fixtures.projects import git, small_project
 
 # Commands that are run in the small checkout, and what their output has.
 RUN = {
@@ -49,7 +49,8 @@ RUN = {
 }
 # Why the others are only parsed: the first pattern that fits.
 ONLY_PARSED = {
-    r"^(make|dvc (repro|checkout|plots|commit)|python -m (studies run|stages\.(train|evaluate)))\b": "whole stages; tests/pipeline and CI run them",
+    r"^(make|dvc (repro|checkout|plots|commit))\b": "whole stages; tests/pipeline and CI run them",
+    r"^python -m (studies run|stages\.(train|evaluate))\b": "as make",
     r"^g2rpo (\S+ )?--help$": "the reference of commands; tests/docs/test_site.py builds it",
     r"^g2rpo (rehearse|plan|launch|jobs)\b": (
         "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_slurm.py run "
@@ -58,18 +59,18 @@ ONLY_PARSED = {
     r"^g2rpo (demo|serve-reward)\b": "a server; tests/demo/test_page.py and tests/serving run them",
     r"^g2rpo votes\b": "votes of a person; tests/cli/test_votes.py runs it",
     r"^g2rpo todo\b": "says what would run; tests/docs/test_twelve_tasks.py runs it",
-    r"^g2rpo back\b": "takes a checkout to its commit; tests/pipeline/test_back.py runs it",
     r"^g2rpo (models|prompts)\b": "of FLUX; tests/hub and tests/cli run them",
     r"^g2rpo export .*--push": "a hub; tests/inference/test_export.py runs it",
-    r"^g2rpo (generate|score|report|profile (show|diff)|--install-completion)": "named with other words that are run; completion writes into the home folder",
-    r"^(hf|dvc (add|push|pull|remote|cache|config|gc))\b": "a hub, or a remote or cache of the reader's",
+    r"^g2rpo (generate|score|report|profile (show|diff))": "named with other words that are run",
+    r"^g2rpo --install-completion": "writes into the home folder",
+    r"^(hf|dvc (add|push|pull|remote|cache|config|gc))\b": "the reader's hub, remote or cache",
     r"^python -m tools\.": "tests/docs/test_site.py runs what they write",
     r"^g2rpo (doctor --profile|probe)": "an example of the help text; tests/cli runs them",
     r"^dvc exp\b": "a training; docs/howto/dvc.md says what it does",
     r"^python -m benchmarks": "minutes to hours; tests/benchmarks runs small ones",
-    r"^python -m (flows|studies)": "a server, or named without its words; tests/flows and tests/pipeline run them",
+    r"^python -m (flows|studies)": "a server, or named alone; tests/flows, tests/pipeline run them",
     r"^prefect\b": "a server; tests/flows run what needs no account",
-    r"^python -m pipeline\.check$": "make reproduce begins with it; tests/reliability and tests/pipeline run it",
+    r"^python -m pipeline\.check$": "make reproduce begins with it; tests/pipeline run it",
     r"^python -m uvicorn\b": "the reader's own server; tests/serving run the document's",
     r"^tensorboard\b": "a server; tests/training/test_tracking.py runs it",
 }
@@ -131,10 +132,7 @@ def test_a_command_with_a_mistake_is_noticed(command, monkeypatch):
 def checkout(models, tmp_path_factory) -> Path:
     """The committed files with small models and two runs, in a git repository of its own."""
     folder = tmp_path_factory.mktemp("checkout")
-    files = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    for file in filter(None, files):
+    for file in git(ROOT, "ls-files").splitlines():
         if (ROOT / file).exists() and not file.startswith(("tests/", "profiles/", "params.yaml")):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, folder / file)
@@ -149,12 +147,9 @@ def checkout(models, tmp_path_factory) -> Path:
     for number in range(2):
         shutil.copy(ROOT / "docs" / "report.png", folder / "DIR" / f"{number}.png")
     (folder / "prompts.txt").write_text("a circle\na square\n")
-    for words in (
-        ["init"],
-        ["add", "-A"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first"],
-    ):
-        subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+    git(folder, "init")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-m", "first")
     return folder
 
 
@@ -207,7 +202,7 @@ def test_every_published_entry_loads_in_a_profile(tmp_path):
 
 
 OF_ANOTHER_FILE = ("published: [", "meta:")  # params.yaml, dvc.yaml
-WITHOUT_THE_VERIFIER = {  # for prompts that are no captions of shapes, and rewards that leave it out
+WITHOUT_THE_VERIFIER = {  # for prompts other than captions of shapes
     "training": {"monitor": {"every": 10, "prompts": 8, "rewards": ["hps", "clip_score"]}},
     "methods": {"dance_grpo": {"training": None}},
     "evaluation": {"rewards": ["hps", "clip_score"]},
@@ -215,7 +210,7 @@ WITHOUT_THE_VERIFIER = {  # for prompts that are no captions of shapes, and rewa
 
 
 def test_every_profile_entry_and_section_of_the_documents_loads(tmp_path):
-    """A block is a profile, sections of one, or an entry of `methods`, which its first line then says."""
+    """A block is a profile, sections of one, or an entry of `methods`."""
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     blocks = [one for one in snippets() if one.language == "yaml"]
     blocks = [one for one in blocks if not one.text.startswith(OF_ANOTHER_FILE)]
@@ -291,9 +286,7 @@ def anchors(markdown: str) -> set[str]:
 
 
 def test_no_line_that_people_write_is_longer_than_160_characters():
-    files = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    files = git(ROOT, "ls-files", "*.md").split()
     written = [file for file in files if "reports/" not in file and file not in GENERATED]
     assert len(written) > 30
     lines = [

@@ -1,4 +1,4 @@
-"""Numbers of the studies' READMEs, computed from their committed tables with pandas and scipy alone."""
+"""Numbers of the studies' READMEs, computed from their committed tables with pandas and scipy."""
 
 import json
 
@@ -88,9 +88,10 @@ def test_a_methods_row_has_its_cost_seconds_and_gains(study):
     "study", ["equal_compute", "equal_compute_marks", "dose", "ladder", "long"]
 )
 def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm(study):
-    """One expected to be level has two one-sided tests. Holm multiplies the smallest of k p-values by k, the next by k − 1, and so on.
+    """The primary one comes first, and the secondary one holds only if it does.
 
-    The primary one comes first, and the secondary one holds only if it does.
+    One expected to be level has two one-sided tests. Holm multiplies the smallest of k p-values
+    by k, the next by k − 1, and so on.
     """
     others: list[tuple[float, pd.Series, bool]] = []
     holds = True
@@ -158,7 +159,7 @@ def test_the_ladder_says_on_which_rungs_a_method_stays_above_mix_grpo():
 
 
 def test_long_runs_at_each_number_of_steps():
-    """The gains of the page's table, and where the training reward ends above the base and the verifier below it."""
+    """Also where the training reward ends above the base and the verifier below it."""
     apart = []
     for method, entry in params("long")["entries"].items():
         cells = []
@@ -196,7 +197,7 @@ CHOICES = ("coarse", "early", "half", "late", "tail_1", "tail_2", "tails_1_3")
 
 
 def test_gradients_rank_the_choices_as_the_page_says():
-    """An entry is predicted by the mean squared signal-to-noise of its steps, for each of their evaluations."""
+    """Predicted by the mean squared signal-to-noise of an entry's steps per evaluation."""
     pairs = {"choices": [], "marks_choices": []}
     for study, rows in pairs.items():
         by = {(one["step"], *one["granularities"]): one for one in probed(study)}
@@ -254,7 +255,7 @@ def test_gradients_of_whole_iterations_rank_methods_as_the_page_says():
 
 
 def test_rates_at_equal_total_compute_are_those_that_the_protocols_rule_chooses():
-    """The smallest rate within one standard error of the best, with a variance that all methods share; its numbers are in the table.
+    """The smallest rate within one standard error of the best; all methods share a variance.
 
     That error is of the first study alone: in the second a method collapses.
     """

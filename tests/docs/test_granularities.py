@@ -1,4 +1,4 @@
-"""The formulas of docs/explanation/granularities.md, against Monte Carlo, the sampler's own costs and the measured correlations."""
+"""Formulas of docs/explanation/granularities.md, against Monte Carlo and what was measured."""
 
 import re
 
@@ -31,7 +31,7 @@ def bound(each, steps, sde_steps) -> float:
 
 
 def simulated(kappa, correlations, groups=8000, members=12, dimensions=200) -> float:
-    """Squared signal over noise of the gradient of a group's summed advantages, relative to an advantage that is the quality itself."""
+    """Squared signal-to-noise of a group's gradient, relative to that of the quality itself."""
     rng = np.random.default_rng(0)
     count = len(kappa)
     joint = np.block([[np.ones((1, 1)), np.array([kappa])], [np.array([kappa]).T, correlations]])

@@ -1,9 +1,6 @@
-"""Transformers of random weights: the published shapes, and no more memory on the way there than the finished model takes."""
+"""Transformers of random weights: their shapes, and the memory that drawing them takes."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ from g2rpo_core.models.quantized import QuantizedLinear
 from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.estimate.test_plan import SMALLS
+from tests.fixtures.commands import run_module
 
 CPU = torch.device("cpu")
 LORA = LoraSettings(rank=4, alpha=8.0)
@@ -103,16 +101,11 @@ def test_a_rate_is_measured_in_calls_of_the_asked_size():
 
 @pytest.mark.slow
 def test_every_base_model_is_measured_at_true_size_within_24_gb(tmp_path):
-    """On a simulated GPU that counts what is allocated; Qwen-Image is the largest, and the 24 GB profile is quantized."""
+    """On a simulated GPU; Qwen-Image is the largest, the 24 GB profile is quantized."""
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
     names = ["flux_lora_24gb", "qwen_image_hps_clip"]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHIN, *names],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
+    (tmp_path / "within.py").write_text(WITHIN)
+    done = run_module("within", *names, folder=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     peaks = json.loads(done.stdout.splitlines()[-1])
     assert list(peaks) == names and all(1 < peak < 22 for peak in peaks.values())

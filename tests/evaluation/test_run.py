@@ -1,4 +1,4 @@
-"""An evaluation as its parts: scores, image statistics, what is asked of a profile; shared by processes, interrupted and resumed."""
+"""An evaluation: scores, image statistics; shared by processes, interrupted and resumed."""
 
 import os
 from dataclasses import replace
@@ -113,8 +113,7 @@ def test_missing_scores_are_asked_for_again_and_too_many_stop(evaluation, tmp_pa
         replace(evaluation, max_missing={"unified_reward": 0.02}).stop_at_missing(missing)
 
 
-def test_a_damaged_part_says_what_to_delete(evaluation, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_damaged_part_says_what_to_delete(evaluation, here):
     part = replace(evaluation, folder=Path(".cache", "resume", "evaluate", "run"))
     file = part.file(("final", 2), 1)
     file.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The method in one file of plain PyTorch is the method of the trainer: the same scores, and the same gradient."""
+"""The method in one file of plain PyTorch has the scores and gradients of the trainer."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A real Prefect server on loopback, and `python -m flows.serve` against it in a small repository."""
+"""A Prefect server on loopback, and `python -m flows.serve` against it in a small repository."""
 
 import os
 import signal
@@ -6,8 +6,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -16,16 +18,8 @@ from flows.server import start_server, stop_server, wait_until_healthy
 from tests.fixtures.waiting import HUNG, until
 from tests.flows.tiny import environment, repository
 
-SCHEDULES = (
-    "--train",
-    "",
-    "--evaluate",
-    "* * * * *",
-    "--timezone",
-    "Europe/Berlin",
-    "--side-by-side",
-    "3",
-)
+EVERY_MINUTE = ("--train", "", "--evaluate", "* * * * *", "--timezone", "Europe/Berlin")
+SCHEDULES = (*EVERY_MINUTE, "--side-by-side", "3")
 KEY = "g2rpo:of the tests"
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -35,7 +29,7 @@ class Served:
     """A server, the flows served in `folder`, and what the server's API says of them."""
 
     folder: Path
-    port: int
+    port: int = field(default_factory=lambda: free_port())
     key: str = KEY
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)
 
@@ -112,7 +106,7 @@ class Served:
         return self.post(f"/{kind}/filter", flow_runs={"id": {"any_": [run]}}, limit=200)
 
     def tasks(self, run: str) -> dict[str, dict]:
-        """Task runs by the name of their stage, when all that have started have also ended for the server."""
+        """Task runs by the name of their stage, once all that have started have ended."""
 
         def found() -> dict:
             tasks = {task["name"]: task for task in self.of_run("task_runs", run)}
@@ -144,6 +138,17 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+@contextmanager
+def running(served: Served) -> Iterator[Served]:
+    """Its server, and at the end none of its processes."""
+    try:
+        served.start_server()
+        yield served
+    finally:
+        for process in reversed(served.processes.values()):
+            stop_server(process)
+
+
 @pytest.fixture(scope="session")
 def served(tmp_path_factory) -> Iterator[Served]:
     """All flows, `evaluate` by cron every minute, on a server with its own SQLite file."""
@@ -156,15 +161,9 @@ def served(tmp_path_factory) -> Iterator[Served]:
         "PREFECT_SERVER_API_AUTH_STRING": KEY,
         "PREFECT_API_AUTH_STRING": KEY,
     }
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ |= settings
-    served = Served(repository(folder / "project"), free_port())
-    try:
-        served.start_server()
+    with (
+        patch.dict(os.environ, settings),
+        running(Served(repository(folder / "project"))) as served,
+    ):
         served.serve()
         yield served
-    finally:
-        for process in reversed(served.processes.values()):
-            stop_server(process)
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)

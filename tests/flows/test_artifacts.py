@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flows.artifacts import GRID_PIXELS, curve_image, image_grid, results, reward_curve
+from flows import artifacts
+from flows.artifacts import (
+    GRID_PIXELS,
+    curve_image,
+    image_grid,
+    read_records,
+    results,
+    reward_curve,
+)
+from g2rpo_core.distributed import checkpoint
+from g2rpo_core.tracking import display
+from g2rpo_core.training import loop
 from tests.conftest import ROOT
 
 
@@ -69,20 +80,14 @@ def test_what_is_not_there_is_left_out(tmp_path):
 
 
 def test_the_live_view_looks_where_training_writes():
-    from flows import artifacts
-    from g2rpo_core.distributed import checkpoint
-    from g2rpo_core.training import loop, tracking
-
     assert (
         artifacts.RESUME == checkpoint.ROOT / "train"
-        and artifacts.LIVE == tracking.LIVE
+        and artifacts.LIVE == display.LIVE
         and artifacts.RECORDS.endswith(loop.CURVE)
     )
 
 
 def test_a_half_written_record_is_left_for_the_next_look(tmp_path):
-    from flows.artifacts import read_records
-
     (tmp_path / "records.jsonl").write_text('{"iteration": 0}\n{"iteration": 1}\n{"iter')
     assert [record["iteration"] for record in read_records(tmp_path / "records.jsonl")] == [0, 1]
     assert read_records(tmp_path / "gone.jsonl") == []

@@ -1,50 +1,33 @@
-"""The flows on the engines of a group's installation: Prefect's server on PostgreSQL, workers in two checkouts, a webhook."""
+"""The flows as a group runs them: Prefect's server on PostgreSQL, workers in two checkouts."""
 
-import http.server
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
 
 from flows.server import stop_server
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_module
 from tests.fixtures.waiting import until
-from tests.flows.conftest import KEY, Served, free_port
+from tests.flows.conftest import KEY, Served, free_port, running
 from tests.flows.tiny import environment, repository
 
 pytestmark = pytest.mark.slow
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1:]
-# an automation's action, saved and created in a process of its own, as Prefect's client keeps what
-# it has read of the environment
-NOTIFY = """
-import sys
-from prefect.automations import Automation
-from prefect.blocks.notifications import CustomWebhookNotificationBlock
-from prefect.events.actions import SendNotification
-from prefect.events.schemas.automations import EventTrigger
-
-block = CustomWebhookNotificationBlock(name="hook", url=sys.argv[1], json_data={"text": "{{subject}}: {{body}}"}, allow_private_urls=True)
-where = block.save("hook")
-Automation(
-    name="failed",
-    trigger=EventTrigger(expect={"prefect.flow-run.Failed"}, match={"prefect.resource.id": "prefect.flow-run.*"}, posture="Reactive", threshold=1, within=0),
-    actions=[SendNotification(block_document_id=where, subject="g2rpo", body="{{ flow.name }} is {{ flow_run.state.name }}")],
-).create()
-"""
 
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
-    """The address of an empty database of a PostgreSQL server of its own, which runs as another user if the tests are root's."""
+    """The address of an empty database of a PostgreSQL server of its own, not run by root."""
     if not PROGRAMS:
         pytest.skip("needs PostgreSQL's server")
     as_user = (
@@ -84,7 +67,7 @@ def database() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def group(database, tmp_path_factory) -> Iterator[Served]:
-    """A server on PostgreSQL, and two checkouts that share results by a DVC remote; `folder` is the first."""
+    """A server on PostgreSQL, and two checkouts that share results by a DVC remote."""
     folder = tmp_path_factory.mktemp("group")
     settings = {
         "PREFECT_HOME": str(folder / "prefect"),
@@ -94,38 +77,14 @@ def group(database, tmp_path_factory) -> Iterator[Served]:
         "PREFECT_SERVER_API_AUTH_STRING": KEY,
         "PREFECT_API_AUTH_STRING": KEY,
     }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        served = Served(repository(folder / "one"), free_port())
-        add = [
-            sys.executable,
-            "-m",
-            "dvc",
-            "remote",
-            "add",
-            "--default",
-            "shared",
-            str(folder / "remote"),
-        ]
-        subprocess.run(add, cwd=served.folder, env=environment(), check=True)
+    with patch.dict(os.environ, settings), running(Served(repository(folder / "one"))) as served:
+        dvc(served.folder, "remote", "add", "--default", "shared", str(folder / "remote"))
         shutil.copytree(served.folder, folder / "two", symlinks=True)
-        try:
-            served.start_server()
-            yield served
-        finally:
-            for process in reversed(served.processes.values()):
-                stop_server(process)
+        yield served
 
 
 def dvc(folder: Path, *words: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "dvc", *words],
-        cwd=folder,
-        env=environment(),
-        check=True,
-        capture_output=True,
-    )
+    run_module("dvc", *words, folder=folder, **environment()).check_returncode()
 
 
 def start_worker(
@@ -137,18 +96,25 @@ def start_worker(
         G2RPO_CHECKOUT=str(folder),
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY="30",
     )
-    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
     for command in (
         ["work-pool", "create", "g2rpo", "--type", "process", "--overwrite"],
         ["deploy", "--all"],
     ):
-        done = subprocess.run(
-            [*prefect, *command], cwd=ROOT, env=own, capture_output=True, text=True
-        )
+        done = run_module("prefect", "--no-prompt", *command, **own)
         assert done.returncode == 0, done.stdout + done.stderr
     deployment = group.get(f"/deployments/name/{flow}/worker")["id"]
     run = group.post(f"/deployments/{deployment}/create_flow_run", parameters=parameters)["id"]
-    command = [*prefect, "worker", "start", "--pool", "g2rpo", "--run-once"]
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "--no-prompt",
+        "worker",
+        "start",
+        "--pool",
+        "g2rpo",
+        "--run-once",
+    ]
     log = (folder.parent / f"{folder.name}.log").open("ab")
     return run, subprocess.Popen(
         command, cwd=folder, env=own, stdout=log, stderr=log, start_new_session=True
@@ -183,20 +149,11 @@ def test_one_machine_trains_and_another_evaluates_what_it_pulled(group):
 
 @pytest.mark.engines
 def test_a_run_whose_machine_died_is_taken_over_from_its_last_checkpoint(group):
-    """Checkpoints are on a folder that both checkouts share; the automation says that the run is dead."""
+    """Both checkouts share the checkpoints; an automation says that the run is dead."""
+    rule = ROOT / "flows" / "dead_runs.yaml"
     own = environment(PREFECT_API_URL=group.api)
-    create = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "automation",
-        "create",
-        "--from-file",
-        str(ROOT / "flows" / "dead_runs.yaml"),
-    ]
-    assert (
-        done := subprocess.run(create, env=own, capture_output=True, text=True)
-    ).returncode == 0, done.stdout + done.stderr
+    done = run_module("prefect", "automation", "create", "--from-file", rule, **own)
+    assert done.returncode == 0, done.stdout + done.stderr
     shared = group.folder.parent / "checkpoints"
     shared.mkdir()
     machines = [group.folder.parent / name for name in ("three", "four")]
@@ -226,32 +183,3 @@ def test_a_run_whose_machine_died_is_taken_over_from_its_last_checkpoint(group):
     assert group.ended(run)["type"] == "COMPLETED"
     worker.wait(120)
     assert int((machines[1] / "began").read_text()) == died_at > 5
-
-
-def test_a_failed_run_is_told_to_a_webhook(group):
-    told: list[str] = []
-
-    class Hook(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            told.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    hook = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=hook.serve_forever, daemon=True).start()
-    try:
-        address = f"http://127.0.0.1:{hook.server_port}/hook"
-        own = environment(PREFECT_API_URL=group.api)
-        done = subprocess.run(
-            [sys.executable, "-c", NOTIFY, address], env=own, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        run, worker = start_worker(group, group.folder, "reproduce", targets=["broken"])
-        assert group.ended(run)["type"] == "FAILED"
-        worker.wait(120)
-        assert "reproduce is Failed" in until(lambda: told and told[0])
-    finally:
-        hook.shutdown()

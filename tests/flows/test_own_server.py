@@ -1,4 +1,4 @@
-"""The server that `python -m flows.serve` starts for itself: who may use it, and what it shares with other checkouts."""
+"""The server that `python -m flows.serve` starts: who may use it, and what checkouts share."""
 
 import subprocess
 import sys
@@ -22,24 +22,24 @@ pytestmark = pytest.mark.pipeline
 def command(port: int) -> dict:
     """`flows.serve` as a user starts it: nothing of Prefect in the environment."""
     own = {key: value for key, value in environment().items() if not key.startswith("PREFECT_")}
-    words = [
-        sys.executable,
-        "-m",
-        "flows.serve",
-        "--train",
-        "",
-        "--evaluate",
-        "",
-        "--port",
-        str(port),
-    ]
-    return {"args": words, "env": own | {"PREFECT_RUNNER_POLL_FREQUENCY": "1"}}
+    words = ["--train", "", "--evaluate", "", "--port", str(port)]
+    return {
+        "args": [sys.executable, "-m", "flows.serve", *words],
+        "env": own | {"PREFECT_RUNNER_POLL_FREQUENCY": "1"},
+    }
+
+
+def refused_start(port: int, folder: Path) -> str:
+    """The line with which `flows.serve` ends at once."""
+    done = subprocess.run(**command(port), cwd=folder, capture_output=True, text=True, timeout=HUNG)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Served]:
     """A checkout in `folder` whose flows are served; its output is in serve.log beside it."""
-    served, log = Served(repository(folder), free_port()), folder.parent / f"{folder.name}.log"
+    served, log = Served(repository(folder)), folder.parent / f"{folder.name}.log"
     with log.open("wb") as file:
         process = served.processes["serve"] = subprocess.Popen(
             **command(served.port), cwd=folder, stdout=file, stderr=file
@@ -69,7 +69,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
 
 
 def test_who_has_no_key_can_neither_see_nor_change_nor_start_a_run(served):
-    """The calls by which another user of the machine, or a page in a browser, would run commands as this user."""
+    """Another user of the machine, or a page in a browser, would run commands as this user."""
     run = served.get("/deployments/name/report/g2rpo")["id"]
     steps = {
         "pull_steps": [{"prefect.deployments.steps.run_shell_script": {"script": "id > owned"}}]
@@ -135,13 +135,8 @@ def test_the_key_is_in_a_file_of_this_user_that_opens_prefects_commands(served):
 
 
 def test_a_second_start_in_the_same_checkout_is_refused(served):
-    done = subprocess.run(
-        **command(free_port()), cwd=served.folder, capture_output=True, text=True, timeout=HUNG
-    )
-    assert (
-        done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    ), done.stderr
-    assert "another `flows.serve` is using it" in done.stderr
+    told = refused_start(free_port(), served.folder)
+    assert told.startswith("error: ") and "another `flows.serve` is using it" in told
     assert served.get("/deployments/name/report/g2rpo")["paused"] is False
 
 
@@ -164,15 +159,8 @@ def test_a_taken_port_is_said_and_no_strangers_server_is_used(tmp_path):
 
     with loopback(Stranger) as url:
         port = int(url.rpartition(":")[2])
-        done = subprocess.run(
-            **command(port), cwd=tmp_path, capture_output=True, text=True, timeout=HUNG
-        )
-        assert (
-            done.returncode == 1
-            and f"error: port {port} is taken" in done.stderr
-            and done.stderr.count("\n") == 1
-        )
-        assert "PREFECT_API_URL" not in done.stderr
+        told = refused_start(port, tmp_path)
+        assert f"error: port {port} is taken" in told and "PREFECT_API_URL" not in told
         ours = subprocess.Popen(["sleep", "60"])  # a server that has not got its port yet
         try:
             with pytest.raises(UserError, match="no Prefect server answers"):

@@ -10,11 +10,13 @@ import time
 import psutil
 import pytest
 
+from flows.server import RESTARTS, healthy
 from tests.conftest import ROOT
-from tests.fixtures.browser import open_page
+from tests.fixtures.commands import run_module
 from tests.fixtures.waiting import HUNG, until
 from tests.flows.conftest import free_port
-from tests.flows.tiny import environment
+from tests.flows.test_own_server import command
+from tests.flows.tiny import environment, repository
 
 pytestmark = pytest.mark.pipeline
 
@@ -45,6 +47,19 @@ def fresh_training(served):
         (served.folder / name).unlink(missing_ok=True)
     yield
     (served.folder / "enough").touch()  # whatever a failed test left running ends
+
+
+def begun(served, flow: str = "train", **parameters) -> str:
+    """The id of a run whose training has started."""
+    run = served.start(flow, **parameters)
+    until((served.folder / "started").exists)
+    return run
+
+
+def artifact(served, run: str, key: str) -> str | None:
+    """The data of an artifact of the run's training, if there is one."""
+    found = [one for one in served.of_run("artifacts", run) if one["key"] == f"{key}-train-g2rpo-1"]
+    return found[0]["data"] if found else None
 
 
 def test_stages_run_after_those_they_need_and_are_skipped_when_nothing_changed(served):
@@ -94,13 +109,8 @@ def test_what_can_pass_is_tried_again_bad_input_and_a_time_limit_are_not(served)
 
 @pytest.mark.slow
 def test_cancelling_ends_training_and_leaves_its_checkpoint(served, fresh_training):
-    run = served.start("train")
-    until((served.folder / "started").exists)
-    until(
-        lambda: [
-            one for one in served.of_run("artifacts", run) if one["key"] == "progress-train-g2rpo-1"
-        ]
-    )
+    run = begun(served)
+    until(lambda: artifact(served, run, "progress"))
     served.post(f"/flow_runs/{run}/set_state", state={"type": "CANCELLING"})
     assert served.ended(run)["type"] == "CANCELLED"
     assert not training(served), served.log(run)
@@ -111,8 +121,7 @@ def test_cancelling_ends_training_and_leaves_its_checkpoint(served, fresh_traini
 def test_a_deployments_second_run_is_skipped_and_says_so_while_another_flow_runs(
     served, fresh_training
 ):
-    run = served.start("train")
-    until((served.folder / "started").exists)
+    run = begun(served)
     _, second = served.run("train")
     assert second["type"] == "CANCELLED" and "concurrency limit" in second["message"]
     # meanwhile, other flows in the same repository: one with a mistake, and one that wants the very
@@ -130,7 +139,7 @@ def test_a_deployments_second_run_is_skipped_and_says_so_while_another_flow_runs
 
 
 def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_training):
-    """Whoever comes second: `dvc repro` is refused by DVC's own words, a flow waits and then has nothing to do."""
+    """DVC refuses the second in its own words; a flow waits, and then has nothing to do."""
     by_hand = [sys.executable, "-m", "dvc", "repro", "train@g2rpo-1"]
     start = lambda: subprocess.Popen(
         by_hand,
@@ -140,8 +149,7 @@ def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_tra
         stderr=subprocess.STDOUT,
         text=True,
     )
-    run = served.start("train")
-    until((served.folder / "started").exists)
+    run = begun(served)
     second = start()
     said = second.communicate(timeout=HUNG)[0]
     assert second.returncode != 0 and "is busy, it is being blocked by" in said, said
@@ -167,39 +175,28 @@ def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_tra
 
 def test_a_training_shows_its_rewards_and_its_curve_while_it_runs(served, fresh_training):
     run = served.start("train")
-    live = lambda key: next(
-        (one for one in served.of_run("artifacts", run) if one["key"] == f"{key}-train-g2rpo-1"),
-        None,
-    )
-    first = json.loads(until(lambda: live("rewards"))["data"])
-    assert first[0]["iteration"] > 0 or len(first) == 1
-    assert (
-        first[0]["reward_hps"] == first[0]["iteration"] / 100 and "kl" not in first[0]
-    )  # it was no number
-    later = until(
-        lambda: (
-            (rows := json.loads(live("rewards")["data"]))[0]["iteration"] > first[0]["iteration"]
-            and rows
-        )
-    )
-    assert [row["iteration"] for row in later] == list(
-        range(later[0]["iteration"], max(-1, later[0]["iteration"] - 12), -1)
-    )
+    live = lambda key: artifact(served, run, key)
+    rewards = lambda: json.loads(live("rewards"))
+    until(lambda: live("rewards"))
+    first = rewards()
+    newest = first[0]["iteration"]
+    assert newest > 0 or len(first) == 1
+    assert first[0]["reward_hps"] == newest / 100 and "kl" not in first[0]  # it was no number
+    later = until(lambda: (rows := rewards())[0]["iteration"] > newest and rows)
+    end = later[0]["iteration"]
+    assert [row["iteration"] for row in later] == list(range(end, max(-1, end - 12), -1))
     curve = live("curve")
-    until(lambda: live("curve")["data"] != curve["data"])
-    assert curve["data"].startswith("data:image/png;base64,")
-    assert (
-        live("live")["data"]
-        == f"[g2rpo-1]({(served.folder / '.cache' / 'live' / 'tiny' / 'g2rpo-1').as_uri()})"
-    )
+    until(lambda: live("curve") != curve)
+    assert curve.startswith("data:image/png;base64,")
+    folder = served.folder / ".cache" / "live" / "tiny" / "g2rpo-1"
+    assert live("live") == f"[g2rpo-1]({folder.as_uri()})"
     (served.folder / "enough").touch()
     assert served.ended(run)["type"] == "COMPLETED"
 
 
 @pytest.mark.slow
 def test_a_server_that_dies_and_comes_back_loses_nothing(served, fresh_training):
-    run = served.start("reproduce", targets=["evaluate"])
-    until((served.folder / "started").exists)
+    run = begun(served, "reproduce", targets=["evaluate"])
     served.kill_server()
     (served.folder / "enough").touch()
     until(lambda: not training(served))
@@ -208,69 +205,35 @@ def test_a_server_that_dies_and_comes_back_loses_nothing(served, fresh_training)
     assert (served.folder / "scores").read_text() == "w"
 
 
-@pytest.mark.slow
-def test_cron_fires_in_its_time_zone(served):
-    deployment = served.get("/deployments/name/evaluate/g2rpo")
-    assert deployment["schedules"][0]["schedule"]["timezone"] == "Europe/Berlin"
-    by_cron = {
-        "deployments": {"id": {"any_": [deployment["id"]]}},
-        "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}},
-    }
-    run = until(lambda: served.post("/flow_runs/filter", **by_cron, limit=1))[0]
-    assert run["auto_scheduled"] and run["created_by"]["type"] == "SCHEDULE"
-    assert "evaluate_base" in served.tasks(run["id"])
-    (results,) = (one for one in served.of_run("artifacts", run["id"]) if one["key"] == "results")
-    assert json.loads(results["data"]) == [{"model": "base-0", "hps": 0.25}]
+def test_a_deployments_schedule_has_its_cron_and_time_zone(served):
+    (schedule,) = served.get("/deployments/name/evaluate/g2rpo")["schedules"]
+    asked = {"cron": "* * * * *", "timezone": "Europe/Berlin"}
+    assert schedule["active"] and asked.items() <= schedule["schedule"].items()
 
 
 def test_a_worker_of_the_work_pool_runs_what_prefect_yaml_deploys(served):
-    environment_ = environment(PREFECT_API_URL=served.api, G2RPO_CHECKOUT=str(served.folder))
-    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
-    for command in (["work-pool", "create", "g2rpo", "--type", "process"], ["deploy", "--all"]):
-        done = subprocess.run(
-            [*prefect, *command], cwd=ROOT, env=environment_, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    own = environment(PREFECT_API_URL=served.api, G2RPO_CHECKOUT=str(served.folder))
+    prefect = lambda *words, folder=ROOT: run_module(
+        "prefect", "--no-prompt", *words, folder=folder, **own
+    ).check_returncode()
+    prefect("work-pool", "create", "g2rpo", "--type", "process")
+    prefect("deploy", "--all")
     deployed = served.post("/deployments/filter", work_pools={"name": {"any_": ["g2rpo"]}})
-    assert {one["entrypoint"] for one in deployed} == {
-        f"flows.pipeline.{name}" for name in ("reproduce", "train", "evaluate", "report")
-    }
+    ids = {one["entrypoint"].removeprefix("flows.pipeline."): one["id"] for one in deployed}
+    assert set(ids) == {"reproduce", "train", "evaluate", "report"}
     assert all(one["concurrency_options"]["collision_strategy"] == "CANCEL_NEW" for one in deployed)
-    reproduce = next(one for one in deployed if one["entrypoint"].endswith("reproduce"))
-    run = served.post(
-        f"/deployments/{reproduce['id']}/create_flow_run", parameters={"targets": ["evaluate_base"]}
-    )["id"]
-    worker = [*prefect, "worker", "start", "--pool", "g2rpo", "--run-once"]
-    subprocess.run(
-        worker, cwd=served.folder, env=environment_, check=True, capture_output=True, timeout=HUNG
-    )
+    asked = f"/deployments/{ids['reproduce']}/create_flow_run"
+    run = served.post(asked, parameters={"targets": ["evaluate_base"]})["id"]
+    prefect("worker", "start", "--pool", "g2rpo", "--run-once", folder=served.folder)
     assert served.ended(run)["type"] == "COMPLETED"
     assert "evaluate_base" in served.tasks(run)
-
-
-def test_the_ui_shows_the_run_to_who_has_the_key(served, tmp_path):
-    done = {"state": {"type": {"any_": ["COMPLETED"]}}}
-    run = served.post("/flow_runs/filter", flow_runs=done, limit=1)[0]
-    with open_page(f"http://127.0.0.1:{served.port}/runs", tmp_path) as page:
-        shown = lambda: page.evaluate("document.body?.innerText ?? ''")
-        until(
-            lambda: (
-                page.evaluate("location.pathname") == "/login"
-                and "Authentication failed" in shown()
-            ),
-            60,
-        )
-        page.evaluate(
-            f"localStorage.setItem('prefect-password', btoa({json.dumps(served.key)}))"
-        )  # as its form does
-        page.call("Page.navigate", url=f"http://127.0.0.1:{served.port}/runs/flow-run/{run['id']}")
-        until(lambda: run["name"] in shown() and "Completed" in shown(), 60)
+    (results,) = (one for one in served.of_run("artifacts", run) if one["key"] == "results")
+    assert json.loads(results["data"]) == [{"model": "base-0", "hps": 0.25}]
 
 
 @pytest.mark.slow
 def test_a_runner_that_dies_loses_nothing(served, fresh_training):
-    run = served.start("train")
-    until((served.folder / "started").exists)
+    run = begun(served)
     os.kill(served.processes["serve"].pid, signal.SIGKILL)
     served.processes["serve"].wait()
     (served.folder / "enough").touch()
@@ -296,8 +259,7 @@ def engine_of(run: str) -> psutil.Process:
 def test_a_run_whose_process_is_killed_becomes_crashed_and_gives_its_slot_back(
     served, fresh_training
 ):
-    run = served.start("train")
-    until((served.folder / "started").exists)
+    run = begun(served)
     engine = engine_of(run)
     served.processes["serve"].kill()  # the runner, which sees its child's end, cannot tell of it
     served.processes["serve"].wait()
@@ -313,8 +275,7 @@ def test_a_run_whose_process_is_killed_becomes_crashed_and_gives_its_slot_back(
 @pytest.mark.slow
 @pytest.mark.engines
 def test_a_machine_that_slept_goes_on_with_its_runs(served, fresh_training):
-    run = served.start("train")
-    until((served.folder / "started").exists)
+    run = begun(served)
     time.sleep(35)  # so that whatever counts a run's signs of life has seen some
     every = [served.processes[name].pid for name in ("server", "serve")] + [engine_of(run).pid]
     family = {
@@ -338,13 +299,10 @@ def test_a_machine_that_slept_goes_on_with_its_runs(served, fresh_training):
 def test_a_live_view_that_fails_is_one_line_and_the_training_goes_on(served, fresh_training):
     (served.folder / "spoiled").touch()
     run = served.start("train")
-    shown = lambda: next(
-        (one for one in served.of_run("artifacts", run) if one["key"] == "progress-train-g2rpo-1"),
-        None,
-    )
-    first = until(shown)["data"]
-    second = until(lambda: (now := shown()["data"]) != first and now)
-    until(lambda: shown()["data"] != second)
+    shown = lambda: artifact(served, run, "progress")
+    first = until(shown)
+    second = until(lambda: (now := shown()) != first and now)
+    until(lambda: shown() != second)
     (served.folder / "enough").touch()
     assert served.ended(run)["type"] == "COMPLETED"
     said = [line for line in served.log(run) if "no progress shown" in line]
@@ -355,62 +313,23 @@ def test_a_live_view_that_fails_is_one_line_and_the_training_goes_on(served, fre
 @pytest.mark.engines
 def test_serve_restarts_its_server_and_ends_in_one_line_where_that_does_not_help(tmp_path):
     """Its own server, killed until it is given up."""
-    from flows.server import RESTARTS
-    from tests.flows.tiny import repository
-
-    port = free_port()
+    port, log = free_port(), tmp_path / "serve.log"
     folder = repository(tmp_path / "project")
-    changes = {
-        "PREFECT_HOME": str(tmp_path / "prefect"),
-        "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml"),
-    }
-    own = {key: value for key, value in environment(**changes).items() if key != "PREFECT_API_URL"}
-    log = tmp_path / "serve.log"
     with log.open("wb") as file:
-        serve = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "flows.serve",
-                "--train",
-                "",
-                "--evaluate",
-                "",
-                "--port",
-                str(port),
-            ],
-            cwd=folder,
-            env=own,
-            stdout=file,
-            stderr=file,
-        )
-    answers = lambda: server_answers(port)
+        serve = subprocess.Popen(**command(port), cwd=folder, stdout=file, stderr=file)
+    said = lambda text: text in log.read_text(errors="replace")
+    answers = lambda: healthy(f"http://127.0.0.1:{port}/api")
     try:
-        until(lambda: "serving" in log.read_text(errors="replace"))
-        for turn in range(RESTARTS + 1):
+        until(lambda: said("serving"))
+        for turn in range(1, RESTARTS + 2):
             until(answers)
-            leader = next(
-                one for one in psutil.Process(serve.pid).children() if "server" in one.cmdline()
-            )
+            children = psutil.Process(serve.pid).children()
+            leader = next(one for one in children if "server" in one.cmdline())
             os.killpg(leader.pid, signal.SIGKILL)
-            if turn < RESTARTS:
-                until(
-                    lambda turn=turn: (
-                        f"restarting it ({turn + 1} of {RESTARTS})"
-                        in log.read_text(errors="replace")
-                    )
-                )
+            if turn <= RESTARTS:
+                until(lambda turn=turn: said(f"restarting it ({turn} of {RESTARTS})"))
         assert serve.wait(120) == 1
     finally:
         serve.kill()
-    assert (
-        f"error: the Prefect server ended by signal 9 for the {RESTARTS + 1}th time"
-        in log.read_text(errors="replace")
-    )
+    assert said(f"error: the Prefect server ended by signal 9 for the {RESTARTS + 1}th time")
     assert not answers()
-
-
-def server_answers(port: int) -> bool:
-    from flows.server import healthy
-
-    return healthy(f"http://127.0.0.1:{port}/api")

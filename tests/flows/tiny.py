@@ -1,11 +1,10 @@
 """A repository with a small graph of cheap real stages, for what the flows do with any graph."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.fixtures.projects import init
 
 # a training as the flows see one: a progress bar, records as they come, and on SIGTERM a checkpoint
 # and exit status 143
@@ -32,7 +31,8 @@ if Path("spoiled").exists():
 for done in tqdm(range(begin, 3000), desc="g2rpo-1", mininterval=0):
     time.sleep(0.1)
     held_out = {"heldout_hps": done / 50} if done % 10 == 0 else {}
-    records.write(json.dumps({"iteration": done, "reward_hps": done / 100, "reward_std_hps": 0.1, "kl": float("nan"), **held_out}) + "\\n")
+    record = {"iteration": done, "reward_hps": done / 100, "reward_std_hps": 0.1, **held_out}
+    records.write(json.dumps(record | {"kl": float("nan")}) + "\\n")
     records.flush()
     if Path(".cache/resume").is_symlink():
         saved.write_text(str(done))
@@ -101,10 +101,7 @@ def repository(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in {"dvc.yaml": STAGES, "train.py": TRAIN, "flaky.py": FLAKY}.items():
         (folder / name).write_text(text)
-    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-    subprocess.run(
-        [sys.executable, "-m", "dvc", "init", "--quiet"], cwd=folder, check=True, env=environment()
-    )
+    init(folder)
     return folder
 
 

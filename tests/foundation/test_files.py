@@ -46,17 +46,15 @@ MAKES = "the stage `{0}` makes it: dvc repro {0}"
         (
             "studies/mine/dvc.lock",
             (
-                "restore it with git checkout, or delete it: cd studies/mine && dvc repro writes "
-                "it "
-                "again"
+                "restore it with git checkout, or delete it: "
+                "cd studies/mine && dvc repro writes it again"
             ),
         ),
         (
             ".cache/resume/train/tiny/g2rpo-1",
             (
-                "delete .cache/resume/train/tiny/g2rpo-1, and the same command resumes from what "
-                "is "
-                "left"
+                "delete .cache/resume/train/tiny/g2rpo-1, "
+                "and the same command resumes from what is left"
             ),
         ),
         (
@@ -66,11 +64,10 @@ MAKES = "the stage `{0}` makes it: dvc repro {0}"
         ("mine/models/prompts.txt", ""),
     ],
 )
-def test_a_path_says_what_makes_it(path, hint, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+def test_a_path_says_what_makes_it(path, hint, here, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(here / "hub"))
     Path("published", "tiny", "theirs").mkdir(parents=True)
-    assert hint_for(tmp_path / path) == hint
+    assert hint_for(here / path) == hint
     assert path.startswith("hub") or hint_for(path) == hint
 
 
@@ -80,8 +77,7 @@ def test_a_file_outside_the_checkout_has_no_hint(tmp_path, monkeypatch):
     assert hint_for(tmp_path / "models" / "tiny") == ""
 
 
-def test_readers_end_with_the_hint(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_readers_end_with_the_hint(here):
     (file := Path("reports", "metrics", "g2rpo-1.json")).parent.mkdir(parents=True)
     with pytest.raises(
         UserError, match="g2rpo-1.json: does not exist; the stage `evaluate@g2rpo-1` makes it"

@@ -16,8 +16,7 @@ def test_the_committed_lock_has_the_outputs_of_every_stage():
 @pytest.mark.parametrize(
     "text", ["stages: [a]", "stages: {a: {outs: [{path: x}]}}", "{}", "stages: {a: ["]
 )
-def test_a_file_that_is_no_lock_is_named_with_what_to_do(tmp_path, monkeypatch, text):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_is_no_lock_is_named_with_what_to_do(here, text):
     Path("dvc.lock").write_text(text)
     with pytest.raises(UserError, match=r"dvc.lock: .*git checkout"):
         read_lock(Path("dvc.lock"))

@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.fixtures.projects import git
+from tests.fixtures.statements import statements
 
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
 RINGS, PACKAGES = TOOLS["rings"], ("g2rpo_core", "stages", "pipeline", "studies", "flows")
-CORE_TESTS = (
-    "tests/algorithm",
-    "tests/sampling",
-    "tests/training",
-    "tests/evaluation",
-    "tests/data",
-)
+CORE_TESTS = [
+    f"tests/{name}" for name in ("algorithm", "sampling", "training", "evaluation", "data")
+]
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 from pathlib import Path
@@ -32,23 +30,7 @@ for package in sys.argv[1:]:
 
 
 def tracked(*places: str) -> list[str]:
-    listed = subprocess.run(
-        ["git", "ls-files", *places], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
-
-
-def statements(file: Path) -> int:
-    """Statements of the syntax tree but for docstrings: they do not depend on the width of lines."""
-    text = lambda node: (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
-    return sum(
-        isinstance(node, ast.stmt) and not text(node)
-        for node in ast.walk(ast.parse(file.read_text()))
-    )
+    return [name for name in git(ROOT, "ls-files", *places).splitlines() if (ROOT / name).exists()]
 
 
 @pytest.fixture
@@ -100,6 +82,17 @@ def test_what_is_experimental_is_what_main_may_not_import():
     assert all(inside(module) for module in contract["forbidden_modules"])
 
 
+def test_every_experimental_door_says_so():
+    places = [ROOT / place for places in RINGS["experimental"].values() for place in places]
+    doors = [place / "__init__.py" if place.is_dir() else place for place in places]
+    assert [
+        str(door)
+        for door in doors
+        if door.suffix == ".py"
+        and "Experimental: " not in (ast.get_docstring(ast.parse(door.read_text())) or "")
+    ] == []
+
+
 def test_without_anything_experimental_the_rest_loads(without):
     check_imports(without(*RINGS["experimental"]))
 
@@ -112,17 +105,8 @@ def test_without_one_room_the_rest_loads(without, room):
 
 @pytest.mark.slow
 def test_without_anything_experimental_the_tests_of_the_core_pass(without):
+    words = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not pipeline", *CORE_TESTS]
+    command = [sys.executable, "-m", "pytest", *words]
     folder = without(*RINGS["experimental"])
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow and not pipeline",
-        *CORE_TESTS,
-    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

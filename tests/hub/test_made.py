@@ -11,9 +11,8 @@ SETTINGS = FitSettings(steps=4, batch=8, learning_rate=1e-3)
 
 
 @pytest.fixture
-def key(tmp_path, monkeypatch) -> str:
+def key(here) -> str:
     """Of an output `first` that is made and noted."""
-    monkeypatch.chdir(tmp_path)
     Path("code").mkdir()
     Path("code", "a.py").write_text("a = 1")
     Path("first").mkdir()

@@ -1,4 +1,4 @@
-"""`g2rpo doctor --profile P` before a run: a hub on loopback that lacks most, processes that really connect, and no GPU."""
+"""`g2rpo doctor --profile P` with a hub that lacks most, real processes and no GPU."""
 
 import re
 

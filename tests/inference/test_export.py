@@ -1,4 +1,4 @@
-"""Each form by the program that reads it, or by what it comes to when it is merged; and a run on a hub, downloaded and loaded again."""
+"""Exported weights: read by the program of each form, merged, uploaded and loaded again."""
 
 import json
 import os
@@ -23,19 +23,28 @@ from g2rpo_core.inference.export import base_beside, check_written, write_card
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.weights.adapter import Matrices, in_kohyas_names
 from tests.conftest import ROOT
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import refusal, run_here
 from tests.fixtures.projects import ALPHA, RANK, small_project
-from tests.fixtures.small_hub import small_hub
+from tests.fixtures.rollouts import two_velocities
+from tests.fixtures.small_hub import client_settings, small_hub
 from tests.fixtures.weights import randomize
 
 pytestmark = pytest.mark.pipeline
 BLOCKS = {"num_layers": 2, "num_single_layers": 2}  # of the tiny model
+HOW = {"height": 32, "width": 32, "guidance": 3.5}
 TOKEN = "hf_thisMustNeverBeShown"
 
 
 @pytest.fixture(scope="module")
 def project(models, tmp_path_factory):
     return small_project(tmp_path_factory.mktemp("export"), models)
+
+
+@pytest.fixture(scope="module")
+def trained(project):
+    """The weights of g2rpo-1."""
+    run = project / "runs" / "tiny" / "g2rpo-1" / "transformer"
+    return FluxTransformer2DModel.from_pretrained(run).state_dict()
 
 
 def export(project, run, form, *words):
@@ -67,21 +76,14 @@ def test_the_original_names_are_those_that_diffusers_reads(tmp_path):
     assert all(torch.equal(read[name], value) for name, value in weights.items())
 
 
-def test_every_weight_of_a_run_is_in_the_original_file_once(project):
-    file = export(project, "g2rpo-1", "original")
-    trained = FluxTransformer2DModel.from_pretrained(
-        project / "runs" / "tiny" / "g2rpo-1" / "transformer"
-    ).state_dict()
-    written = load_file(file)
-    assert sum(value.numel() for value in written.values()) == sum(
-        value.numel() for value in trained.values()
-    )
+def test_every_weight_of_a_run_is_in_the_original_file_once(project, trained):
+    written = load_file(export(project, "g2rpo-1", "original"))
+    size = lambda weights: sum(value.numel() for value in weights.values())
+    assert size(written) == size(trained)
     qkv = torch.cat([trained[f"transformer_blocks.1.attn.to_{one}.weight"] for one in "qkv"])
     assert torch.equal(written["double_blocks.1.img_attn.qkv.weight"], qkv)
     with pytest.raises(ValueError, match=r"new\.weight has no name in the original layout"):
-        Flux().original(
-            {**trained, "new.weight": torch.zeros(1)}, {"num_layers": 2, "num_single_layers": 2}
-        )
+        Flux().original({**trained, "new.weight": torch.zeros(1)}, BLOCKS)
 
 
 def test_an_export_can_be_read_by_others_and_is_compared_with_what_was_meant(project, tmp_path):
@@ -110,10 +112,7 @@ def umask() -> int:
     return now
 
 
-def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project):
-    trained = FluxTransformer2DModel.from_pretrained(
-        project / "runs" / "tiny" / "g2rpo-1" / "transformer"
-    ).state_dict()
+def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project, trained):
     for words, kind in (([], torch.float32), (["--dtype", "bfloat16"], torch.bfloat16)):
         folder = export(project, "g2rpo-1", "diffusers", *words)
         loaded = FluxTransformer2DModel.from_pretrained(folder, dtype=kind).state_dict()
@@ -121,53 +120,37 @@ def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project):
 
 
 def test_a_lora_has_its_strength_without_an_alpha(project, models, embeddings):
-    """Loaded by plain diffusers from two matrices a module, which not every reader scales: the same velocities as ours."""
+    """Plain diffusers loads two matrices a module, which not every reader scales."""
     file = export(project, "g2rpo-2", "lora")
     with safe_open(file, "pt") as opened:
         assert "lora_adapter_metadata" not in opened.metadata()
-        assert {name.rpartition(".lora_")[2] for name in opened.keys()} == {"A.weight", "B.weight"}  # noqa: SIM118 - not iterable itself
+    assert {name.rpartition(".lora_")[2] for name in load_file(file)} == {"A.weight", "B.weight"}
     pipeline = FluxPipeline.from_pretrained(models / "pipeline")
     pipeline.load_lora_weights(file.parent, weight_name=file.name)
-    how = {"height": 32, "width": 32, "guidance": 3.5}
-    ours = Policy.load(models / "pipeline", project / "runs" / "tiny" / "g2rpo-2", **how)
-    theirs = Policy(Flux(), pipeline.transformer, pipeline.vae, **how)
-    base = Policy.load(models / "pipeline", **how)
+    theirs = Policy(Flux(), pipeline.transformer, pipeline.vae, **HOW)
+    check_adapted(project, models, embeddings, theirs)
+
+
+def check_adapted(project, models, embeddings, theirs: Policy) -> None:
+    """Over the same lively base, `theirs` has the velocity of g2rpo-2, and not the base's."""
+    ours = Policy.load(models / "pipeline", project / "runs" / "tiny" / "g2rpo-2", **HOW)
+    base = Policy.load(models / "pipeline", **HOW)
     for policy in (ours, theirs, base):
-        randomize(
-            policy.transformer
-        )  # of the base, alike: hardly trained, it would hide what an adapter does
-    x = ours.noise(torch.Generator().manual_seed(0), 2)
-    arguments = (x, torch.tensor([0.9, 0.3]), torch.tensor([0, 1]))
-    conditioning = embeddings.conditioning([0, 1])
-    with torch.no_grad():
-        velocities = [one.velocity(conditioning)(*arguments) for one in (ours, theirs, base)]
-    torch.testing.assert_close(
-        velocities[1], velocities[0], rtol=1e-5, atol=1e-5
-    )  # alpha / rank · B is rounded
-    assert (velocities[0] - velocities[2]).abs().max() > 0.01
+        randomize(policy.transformer)
+    expected, found, without = (two_velocities(one, embeddings) for one in (ours, theirs, base))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)  # alpha / rank · B is rounded
+    assert (expected - without).abs().max() > 0.01
 
 
 def test_pefts_form_is_what_peft_reads(project, models, embeddings):
-    """Of a run, by the command: its own matrices, rank and alpha, and the same velocities as ours."""
     file = export(project, "g2rpo-2", "peft")
     about = json.loads((file.parent / "adapter_config.json").read_text())
     assert (about["peft_type"], about["r"], about["lora_alpha"]) == ("LORA", RANK, ALPHA)
-    assert (
-        'PeftModel.from_pretrained(transformer, "path/to/this/folder")'
-        in (file.parent / "README.md").read_text()
-    )
-    base, ours = (
-        Policy.load(models / "pipeline", run, height=32, width=32, guidance=3.5)
-        for run in (None, project / "runs" / "tiny" / "g2rpo-2")
-    )
-    for policy in (base, ours):
-        randomize(policy.transformer)
-    without = velocity(base, embeddings)
-    base.transformer = PeftModel.from_pretrained(base.transformer, file.parent).base_model.model
-    torch.testing.assert_close(
-        velocity(base, embeddings), velocity(ours, embeddings), rtol=1e-5, atol=1e-6
-    )
-    assert (without - velocity(ours, embeddings)).abs().max() > 0.01
+    shown = 'PeftModel.from_pretrained(transformer, "path/to/this/folder")'
+    assert shown in (file.parent / "README.md").read_text()
+    theirs = Policy.load(models / "pipeline", **HOW)
+    theirs.transformer = PeftModel.from_pretrained(theirs.transformer, file.parent).base_model.model
+    check_adapted(project, models, embeddings, theirs)
 
 
 @pytest.mark.parametrize(
@@ -179,30 +162,26 @@ def test_pefts_form_is_what_peft_reads(project, models, embeddings):
         (["diffusion_nft"], "g2rpo", None),
     ],
 )
-def test_a_card_compares_with_the_base_drawn_alike(named, method, folder, tmp_path, monkeypatch):
+def test_a_card_compares_with_the_base_drawn_alike(named, method, folder, here):
     """DiffusionNFT trains Stable Diffusion 3.5 without guidance, G²RPO with one of 4.5."""
     name = "sd35_medium_hps_clip"
     settings = load_profile(ROOT / "profiles" / f"{name}.yaml")
-    (tmp_path / "params.yaml").write_text(
+    (here / "params.yaml").write_text(
         f"profile: {name}\nmethods: [{', '.join(named)}]\nseeds: [1]\n"
     )
-    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "profiles", here / "profiles")
     assert base_beside(settings, name, method, None) == (folder and Path(folder))
 
 
-def test_a_base_in_a_folder_is_not_called_a_small_model(tmp_path, monkeypatch):
+def test_a_base_in_a_folder_is_not_called_a_small_model(here):
     """Its licence is its own, and no address of this machine stands in the card."""
-    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
-    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "profiles", here / "profiles")
     place = {"repo": None, "revision": None, "sha256": None, "folder": "/data/secret/tuned"}
     YAML().dump(
         {"extends": "flux_hps_clip", "models": {"repos": {"pipeline": place}}},
         Path("profiles/own.yaml"),
     )
-    text = write_card(
-        tmp_path, "own", Flux(), tmp_path / "run", "peft", tmp_path / "file", None
-    ).read_text()
+    text = write_card(here, "own", Flux(), here / "run", "peft", here / "file", None).read_text()
     assert (
         "A FLUX.1 of our own, from a folder" in text
         and "license: other" in text
@@ -212,7 +191,7 @@ def test_a_base_in_a_folder_is_not_called_a_small_model(tmp_path, monkeypatch):
 
 
 def test_kohyas_form_merges_to_the_same_weights(project, models):
-    """up @ down * alpha / rank of each original module is what our adapters add to its parts; nothing else is in the file."""
+    """up @ down * alpha / rank of an original module is what our adapters add to its parts."""
     file = export(project, "g2rpo-2", "kohya")
     lora = load_file(
         project / "runs" / "tiny" / "g2rpo-2" / "lora" / "pytorch_lora_weights.safetensors"
@@ -303,8 +282,7 @@ def test_kohyas_form_of_every_module_merges_as_the_original_layout_does(models):
     ],
 )
 def test_what_cannot_be_exported_is_said_in_one_line(project, words, complaint):
-    done = run_here(main, "export", *words, folder=project)
-    assert done.returncode == 1 and done.stderr == f"error: {complaint}\n"
+    assert refusal(main, "export", *words, folder=project) == f"error: {complaint}\n"
     assert not (project / "new").exists()
 
 
@@ -312,13 +290,7 @@ def test_what_cannot_be_exported_is_said_in_one_line(project, words, complaint):
 def hub(tmp_path, monkeypatch):
     with small_hub() as hub:
         hub.writer = TOKEN
-        for name, value in {
-            "ENDPOINT": hub.url,  # what HF_ENDPOINT sets
-            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_OFFLINE": False,
-            "HF_HUB_DISABLE_XET": True,
-            "HF_TOKEN_PATH": str(tmp_path / "token"),
-        }.items():
+        for name, value in client_settings(hub, tmp_path / "home").items():
             monkeypatch.setattr(constants, name, value)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield hub
@@ -330,60 +302,35 @@ def push(project, *words):
     return done
 
 
-def velocity(policy, embeddings):
-    x = policy.noise(torch.Generator().manual_seed(0), 2)
-    with torch.no_grad():
-        return policy.velocity(embeddings.conditioning([0, 1]))(
-            x, torch.tensor([0.9, 0.3]), torch.tensor([0, 1])
-        )
-
-
 def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocities(
     project, hub, models, embeddings, tmp_path
 ):
-    done = push(
-        project, "g2rpo-1", "--form", "diffusers", "--out", "out", "--push", "somebody/tuned"
+    upload = lambda run, form, out, name, *more: push(
+        project, run, "--form", form, "--out", out, "--push", f"somebody/{name}", *more
     )
+    done = upload("g2rpo-1", "diffusers", "out", "tuned")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith(f"{hub.url}/somebody/tuned/commit/")
     assert hub.repos["somebody/tuned"].private
     folder = snapshot_download("somebody/tuned", token=TOKEN, cache_dir=tmp_path)
-    how = {"height": 32, "width": 32, "guidance": 3.5}
-    ours = Policy.load(models / "pipeline", project / "runs" / "tiny" / "g2rpo-1", **how)
-    theirs = Policy.load(models / "pipeline", Path(folder), **how)
-    assert torch.equal(velocity(ours, embeddings), velocity(theirs, embeddings))
+    ours, theirs = (
+        two_velocities(Policy.load(models / "pipeline", run, **HOW), embeddings)
+        for run in (project / "runs" / "tiny" / "g2rpo-1", Path(folder))
+    )
+    assert torch.equal(ours, theirs)
     card = ModelCard.load(f"{folder}/README.md")
     assert card.data.library_name == "diffusers" and card.data.pipeline_tag == "text-to-image"
-    assert (
-        'from_pretrained("somebody/tuned", subfolder="transformer")' in card.text
-        and TOKEN not in card.content
-    )
-    public = push(
-        project, "g2rpo-2", "--form", "lora", "--out", "lora", "--push", "somebody/lora", "--public"
-    )
+    assert 'from_pretrained("somebody/tuned", subfolder="transformer")' in card.text
+    assert TOKEN not in card.content
+    public = upload("g2rpo-2", "lora", "lora", "lora", "--public")
     assert public.returncode == 0 and not hub.repos["somebody/lora"].private
-    again = push(project, "g2rpo-2", "--form", "lora", "--out", "again", "--push", "somebody/lora")
-    assert again.returncode == 1
-    assert (
-        "--push somebody/lora: it already exists and everyone can see it: give --public, "
-        "or another name" in again.stderr
-    )
-    seen = push(
-        project,
-        "g2rpo-1",
-        "--form",
-        "diffusers",
-        "--out",
-        "seen",
-        "--push",
-        "somebody/tuned",
-        "--public",
-    )
-    assert seen.returncode == 1 and hub.repos["somebody/tuned"].private
-    assert (
-        "--push somebody/tuned: it already exists and nobody else can see it: leave --public away"
-        in seen.stderr
-    )
+    again = upload("g2rpo-2", "lora", "again", "lora")
+    everyone = "--push somebody/lora: it already exists and everyone can see it: give --public, or"
+    assert again.returncode == 1 and everyone in again.stderr
+    seen = upload("g2rpo-1", "diffusers", "seen", "tuned", "--public")
+    nobody = "--push somebody/tuned: it already exists and nobody else can see it: leave --public"
+    assert seen.returncode == 1 and nobody in seen.stderr
+    assert hub.repos["somebody/tuned"].private
 
 
 @pytest.mark.parametrize(

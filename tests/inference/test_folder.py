@@ -1,5 +1,7 @@
 """Which prompt is whose in a folder of images, and which images can be scored."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from g2rpo_core.inference.folder import batches, check_images, pair
 from g2rpo_core.inference.pictures import png
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.preprocess import OPEN, check_pairs, in_eight_bits, read_image
+from tests.fixtures.errors import refused
 from tests.fixtures.images import photograph
 
 
@@ -215,30 +218,22 @@ def test_a_text_beside_an_image_is_its_prompt(tmp_path, folder):
 def test_a_list_that_may_mean_two_things_is_refused_by_name(tmp_path, text, message):
     folder = images(tmp_path / "images", "a.png", "b.png", ".a.png", "../a.png")
     (folder / "metadata.csv").write_text(text)
-    with pytest.raises(UserError) as error:
+    with refused(f"metadata.csv.*{re.escape(message)}"):
         pair(folder, None)
-    assert (
-        message in str(error.value)
-        and "metadata.csv" in str(error.value)
-        and "\n" not in str(error.value)
-    )
 
 
 def test_two_lists_in_a_folder_are_refused_and_ours_wins(tmp_path):
     folder = images(tmp_path / "images", "a.png")
     (folder / "metadata.csv").write_text("file_name,text\na.png,one\n")
     (folder / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "two"}\n')
-    with pytest.raises(
-        UserError,
-        match="images: has metadata.csv and metadata.jsonl: give one of them by --prompts",
-    ):
+    with refused("images: has metadata.csv and metadata.jsonl: give one of them by --prompts"):
         pair(folder, None)
     (folder / "prompts.csv").write_text("file,prompt\na.png,ours\n")
     assert pair(folder, None).prompt.tolist() == ["ours"]
 
 
 def test_what_is_transparent_is_seen_on_white_however_the_file_says_so(tmp_path):
-    """By hand: black of half opacity is grey, what lies under full transparency is not seen; palettes, grey and a colour as alpha too."""
+    """By hand, also for palettes, grey and a colour as alpha."""
     rgba = np.zeros((1, 3, 4), np.uint8)
     rgba[0] = (255, 0, 0, 0), (0, 0, 0, 128), (0, 0, 255, 255)
     Image.fromarray(rgba, "RGBA").save(tmp_path / "rgba.png")
@@ -309,16 +304,13 @@ def test_all_damaged_images_are_named_at_once(folder):
 
 
 def test_sixteen_bits_have_the_range_of_eight(tmp_path):
-    """A grey ramp is neither clipped to white nor black, and a range that nobody knows is refused."""
+    """A ramp is not clipped; a range that nobody knows is refused."""
     ramp = np.linspace(0, 65535, 256).astype(np.uint16)[None].repeat(8, 0)
     Image.fromarray(ramp).save(tmp_path / "ramp.png")
     image = read_image(tmp_path / "ramp.png")
     assert image.mode == "L" and np.array_equal(np.asarray(image)[0], np.arange(256))
     Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "float.tiff")
-    with pytest.raises(
-        UserError,
-        match="float.tiff: is of mode F: floating-point numbers, whose black and white are not known",
-    ):
+    with refused("float.tiff: is of mode F: floating-point numbers, whose black and white are"):
         read_image(tmp_path / "float.tiff")
     with pytest.raises(ValueError, match="call `in_eight_bits` on them first"):
         check_pairs([Image.fromarray(ramp)], ["a ramp"])

@@ -16,7 +16,7 @@ def test_runs_stand_side_by_side_in_the_order_given_with_names_and_prompts():
     sheet = np.asarray(side_by_side(drawn, ["a red circle", "a long prompt " * 20, "b"], [4, 7]))
 
     def place(run: int, prompt: int, seed: int) -> tuple[int, int]:
-        """The first row and column in which nothing but this shade stands for 90 pixels; letters have other shades in between."""
+        """The first row and column with this shade alone for 90 pixels; letters have others."""
         same = (sheet == round(float(shades[run, prompt, seed]) * 255)).all(-1)
         top = int(np.argmax(same.sum(1) >= 90))
         return top, int(np.argmax(same[top + 48]))

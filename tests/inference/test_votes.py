@@ -1,4 +1,4 @@
-"""Votes are kept, whoever else writes and whenever a writer is killed, and counted as scipy counts."""
+"""Votes are kept, whoever else writes or is killed, and counted as scipy counts."""
 
 import io
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy import stats
+from torchvision.transforms.functional import to_tensor
 
 from g2rpo_core.hub.model_store import sha256
 from g2rpo_core.inference.votes import about, add_vote, agreement, share, wilson, win_rates
@@ -155,6 +156,4 @@ def test_a_voter_who_decides_by_the_verifier_agrees_with_it(tmp_path):
 
 
 def pixels(image: Image.Image) -> torch.Tensor:
-    from torchvision.transforms.functional import to_tensor
-
     return to_tensor(image)

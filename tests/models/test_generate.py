@@ -71,7 +71,7 @@ def test_a_scheduler_whose_sigmas_are_of_another_kind_is_refused_in_words(tmp_pa
 def test_images_under_the_resolutions_shift_are_those_of_plain_diffusers(
     policy, models, embeddings, tmp_path
 ):
-    """FLUX.1-dev's scheduler, tiny weights: the same prompts and noise give the pictures of FluxPipeline itself."""
+    """FLUX.1-dev's scheduler, tiny weights."""
     scheduler = FlowMatchEulerDiscreteScheduler.from_config(FLUX_SCHEDULER)
     pipeline = FluxPipeline.from_pretrained(
         models / "pipeline", transformer=policy.transformer, scheduler=scheduler
@@ -101,7 +101,7 @@ def test_images_under_the_resolutions_shift_are_those_of_plain_diffusers(
 
 @pytest.fixture
 def trained(policy, models):
-    """The randomized policy with the models' own pipeline as its base; hardly trained, that one's velocity is nearly zero."""
+    """The randomized policy on the models' own base, whose velocity is nearly zero."""
     policy.use_base(models / "pipeline")
     return policy
 

@@ -4,8 +4,7 @@ from g2rpo_core.models import kept as module
 from g2rpo_core.models.kept import kept
 
 
-def test_what_is_kept_is_made_again_only_if_what_decides_it_changes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_is_kept_is_made_again_only_if_what_decides_it_changes(here, monkeypatch):
     made = []
 
     def ask(what: str, decides: object) -> int:
@@ -27,6 +26,6 @@ def test_what_is_kept_is_made_again_only_if_what_decides_it_changes(tmp_path, mo
     for file in module.FOLDER.iterdir():
         file.write_text("{")
     assert ask("a", (1, "x")) == 5 and ask("a", (1, "x")) == 5
-    monkeypatch.setattr(module, "FOLDER", tmp_path / "no" / "folder")
-    (tmp_path / "no").write_text("a file")
+    monkeypatch.setattr(module, "FOLDER", here / "no" / "folder")
+    (here / "no").write_text("a file")
     assert ask("a", (3, "x")) == 6

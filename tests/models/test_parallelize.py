@@ -1,51 +1,34 @@
-"""One, two and four real processes, sharded by FSDP2 over gloo, compute the same; a wrong process group or a failing process ends all."""
+"""One, two and four processes, sharded by FSDP2 over gloo, compute the same."""
 
 import json
-import os
 import subprocess
-import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 
+from g2rpo_core.distributed.process_group import join
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.loading import apply_compile
-from tests.conftest import ROOT
+from tests.fixtures.commands import run_module
 from tests.fixtures.killed import BFLOAT16, HYBRID, LORA, NOISED, WHOLE
-from tests.fixtures.waiting import HUNG
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-SIZES = [
-    (WHOLE, 1),
-    (WHOLE, 2),
-    (WHOLE, 4),
-    (HYBRID, 4),
-    (LORA, 1),
-    (LORA, 2),
-    (NOISED, 1),
-    (NOISED, 2),
-]
+SIZES = [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4)]
+SIZES += [(mode, size) for mode in (LORA, NOISED) for size in (1, 2)]
 ROUNDED = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4), (LORA, 1), (LORA, 2)]  # computed in bfloat16
 RUNS = [*SIZES, *((mode + BFLOAT16, size) for mode, size in ROUNDED)]
 
 
 @pytest.fixture(scope="module")
 def ends(models, embeddings_folder, tmp_path_factory):
-    """What runs end with, by what is trained and sharded and the number of processes: the first process's part."""
+    """What the first process of each run ends with, by what is trained and the processes."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "models").symlink_to(models)
     (folder / "embeddings").symlink_to(embeddings_folder)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fixtures.killed",
-        folder,
-        *(f"{mode}-{size}" for mode, size in RUNS),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
+    words = (f"{mode}-{size}" for mode, size in RUNS)
+    done = run_module("tests.fixtures.killed", folder, *words, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-2000:]
     assert [attempt["ended"] for attempt in json.loads(done.stdout.splitlines()[-1])] == [
         [0]
@@ -116,7 +99,7 @@ def test_what_is_saved_after_a_forward_without_gradients_are_the_masters(ends, m
 
 @pytest.mark.pipeline
 def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy, monkeypatch):
-    """Forward and backward at two batch sizes. Traced and differentiated by the compiler; writing machine code takes minutes here."""
+    """Traced and differentiated by the compiler; writing machine code takes minutes here."""
     transformer = FluxTransformer2DModel.from_config(
         {**policy.transformer.config, "num_layers": 1, "num_single_layers": 1}
     )
@@ -152,39 +135,34 @@ def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy
     assert counters["frames"]["ok"] >= 2 and not counters["graph_break"]
 
 
+def launched(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Two processes of this code. Their collectives alone would give up after an hour."""
+    (folder / "two.py").write_text(code)
+    words = ("--standalone", "--nproc-per-node=2", "two.py")
+    return run_module("torch.distributed.run", *words, folder=folder, OMP_NUM_THREADS="1")
+
+
 @pytest.mark.pipeline
-def test_a_process_group_that_is_not_the_one_asked_for_is_an_error(tmp_path):
-    code = "from g2rpo_core.distributed.process_group import join; join(4)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**ENVIRONMENT, "WORLD_SIZE": "2", "RANK": "0"},
-    )
-    assert done.returncode == 1 and "processes: 4 asked for, but 2 were started" in done.stderr
+def test_a_process_group_that_is_not_the_one_asked_for_is_an_error(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="processes: 4 asked for, but 2 were started"):
+        join(4)
+
+
+FAILS = """
+from g2rpo_core.distributed.process_group import join
+processes, _ = join(2)
+processes.barrier()
+if processes.rank == 1:
+    raise RuntimeError("the second process has no image")
+processes.barrier()
+"""
 
 
 @pytest.mark.pipeline
 def test_a_process_that_fails_ends_all_with_its_own_error(tmp_path):
-    (tmp_path / "one_fails.py").write_text(
-        "from g2rpo_core.distributed.process_group import join\n"
-        "processes, _ = join(2)\n"
-        "processes.barrier()\n"
-        "if processes.rank == 1:\n"
-        "    raise RuntimeError('the second process has no image')\n"
-        "processes.barrier()\n"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        tmp_path / "one_fails.py",
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=ENVIRONMENT, timeout=HUNG
-    )  # the collective's own limit is an hour
+    done = launched(tmp_path, FAILS)
     assert done.returncode != 0 and "RuntimeError: the second process has no image" in done.stderr
 
 
@@ -198,7 +176,8 @@ from pathlib import Path
 
 processes, device = join(2)
 model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-apply_fsdp(model, list(model), torch.float32, device, shard_size=1)  # groups for copies and for parts
+# Groups for copies and for parts
+apply_fsdp(model, list(model), torch.float32, device, shard_size=1)
 groups = dist.distributed_c10d._world.pg_map
 Checkpoints(Path("."), 1, processes)
 if processes.rank == 0:
@@ -210,16 +189,5 @@ processes.barrier()
 
 @pytest.mark.pipeline
 def test_all_groups_of_processes_wait_equally_long(tmp_path):
-    (tmp_path / "two.py").write_text(TIMEOUTS)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "two.py",
-    ]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, timeout=HUNG
-    )
+    done = launched(tmp_path, TIMEOUTS)
     assert done.returncode == 0 and done.stdout == "3 True\n", done.stdout + done.stderr

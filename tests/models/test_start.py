@@ -9,6 +9,7 @@ import torch
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
+from tests.fixtures.rollouts import two_velocities
 from tests.fixtures.weights import randomize
 
 HOW = {"height": 32, "width": 32, "guidance": 3.5}
@@ -18,9 +19,8 @@ LORA = LoraSettings(rank=2, alpha=6.0, target_modules=("to_q", "proj_mlp"))
 def moved(policy, seed=0):
     """The policy, after training of a kind."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in policy.trained_parameters().values():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    for parameter in policy.trained_parameters().values():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
     return policy
 
 
@@ -44,15 +44,6 @@ def kept(pipeline, tmp_path_factory):
     return home
 
 
-def field(embeddings, velocity):
-    x, sigma = (
-        torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1)),
-        torch.tensor([0.9, 0.4]),
-    )
-    with torch.no_grad():
-        return velocity(embeddings.conditioning([0, 1]))(x, sigma, torch.tensor([0, 1]))
-
-
 @pytest.mark.parametrize(
     "run, lora, exact", [("whole", None, True), ("lora", LORA, True), ("lora", None, False)]
 )
@@ -61,14 +52,16 @@ def test_it_begins_as_the_weights_are_and_keeps_them_as_its_base(
 ):
     start = kept / run
     close = torch.equal if exact else partial(torch.allclose, rtol=1e-5, atol=1e-5)
-    expected = field(embeddings, Policy.load(pipeline, start, **HOW).velocity)
-    plain = field(embeddings, Policy.load(pipeline, **HOW).velocity)
+    expected = two_velocities(Policy.load(pipeline, start, **HOW), embeddings)
+    plain = two_velocities(Policy.load(pipeline, **HOW), embeddings)
     policy = Policy.load_to_train(pipeline, lora, base=True, start=start, **HOW)
-    assert close(field(embeddings, policy.velocity), expected) and not close(expected, plain)
+    assert close(two_velocities(policy, embeddings), expected) and not close(expected, plain)
     moved(policy, seed=5)
-    after = field(embeddings, policy.velocity)
-    assert close(field(embeddings, policy.base_velocity), expected) and not close(after, expected)
-    assert torch.equal(field(embeddings, policy.velocity), after)  # the base was only looked at
+    after = two_velocities(policy, embeddings)
+    assert close(two_velocities(policy, embeddings, policy.base_velocity), expected) and not close(
+        after, expected
+    )
+    assert torch.equal(two_velocities(policy, embeddings), after)  # the base was only looked at
 
 
 def test_the_base_can_be_looked_at_before_a_backward_pass(pipeline, embeddings, kept):
@@ -84,7 +77,7 @@ def test_the_base_can_be_looked_at_before_a_backward_pass(pipeline, embeddings, 
         )
         output = policy.velocity(conditioning)(x, sigma, torch.tensor([0, 1]))
         if look:
-            field(embeddings, policy.base_velocity)
+            two_velocities(policy, embeddings, policy.base_velocity)
         output.square().sum().backward()
         return [parameter.grad for parameter in policy.trained_parameters().values()]
 
@@ -94,8 +87,8 @@ def test_the_base_can_be_looked_at_before_a_backward_pass(pipeline, embeddings, 
 def test_the_alpha_of_the_settings_may_be_another(pipeline, embeddings, kept):
     other = LORA.model_copy(update={"alpha": 3.0})
     policy = Policy.load_to_train(pipeline, other, start=kept / "lora", **HOW)
-    expected = field(embeddings, Policy.load(pipeline, kept / "lora", **HOW).velocity)
-    torch.testing.assert_close(field(embeddings, policy.velocity), expected)
+    expected = two_velocities(Policy.load(pipeline, kept / "lora", **HOW), embeddings)
+    torch.testing.assert_close(two_velocities(policy, embeddings), expected)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
-"""What a GPU alone is told, as far as it can be checked without one: switches of PyTorch that a CPU build has, too."""
+"""What a GPU alone is told: switches of PyTorch that a CPU build has, too."""
+
+import re
 
 import pytest
 import torch
+from diffusers.models.attention_dispatch import AttentionBackendName
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
@@ -13,6 +16,7 @@ from g2rpo_core.numerics.cuda import (
     reset_peak,
     wait,
 )
+from tests.conftest import ROOT
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -34,8 +38,6 @@ def test_a_gpu_never_computes_attention_by_cudnn(cudnn_attention):
 
 
 def test_nothing_is_trained_by_an_attention_with_a_wrong_backward(models):
-    from diffusers.models.attention_dispatch import AttentionBackendName
-
     assert set(WITHOUT_BACKWARD) <= {backend.value for backend in AttentionBackendName}
     with pytest.raises(
         UserError, match="sampling.attention: nothing is trained with _native_cudnn"
@@ -53,10 +55,6 @@ def test_a_cpu_has_no_figures_of_a_gpus_memory():
 
 def test_one_module_of_the_core_does_more_with_cuda_than_ask_what_is_there():
     """What is allowed elsewhere: whether there are GPUs, how many, and what they are."""
-    import re
-
-    from tests.conftest import ROOT
-
     asks = {
         "is_available",
         "device_count",

@@ -1,18 +1,17 @@
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from g2rpo_core.distributed.process_group import ProcessGroup, join
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.pins import read_processor
 from g2rpo_core.numerics.processes import describe_machine, describe_processor, device_of
-from tests.fixtures.waiting import until
+from tests.fixtures.errors import refused
+from tests.fixtures.waiting import alive, until
 
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a parent's end")
 CHILD = (
     "import time; from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(); "
     "print('on', flush=True); time.sleep(600)"
@@ -23,9 +22,7 @@ PARENT = (
 )
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
-)
+@ON_LINUX
 def test_a_process_ends_with_its_parent_however_that_ends():
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
@@ -35,12 +32,10 @@ def test_a_process_ends_with_its_parent_however_that_ends():
     assert parent.stdout.readline() == "on\n"
     parent.kill()
     parent.wait()
-    until(lambda: not running(child))
+    until(lambda: not alive(child))
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
-)
+@ON_LINUX
 def test_a_process_that_any_program_started_goes_on():
     """A shell that exports WORLD_SIZE, srun, mpirun: no name of a parent is needed."""
     shell = (
@@ -51,9 +46,7 @@ def test_a_process_that_any_program_started_goes_on():
     assert (ended.stdout, ended.stderr) == ("on\n", "")
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
-)
+@ON_LINUX
 def test_a_process_whose_launcher_has_ended_says_so_and_ends():
     code = (
         "from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(99999999); "
@@ -84,22 +77,8 @@ def test_prompts_that_cannot_be_shared_evenly_are_refused_in_one_line():
         range(2, 4),
         range(4, 6),
     ]
-    with pytest.raises(
-        UserError,
-        match=(
-            "^training.prompts_per_iteration: 16 cannot be shared evenly by 3 processes: change one"
-        ),
-    ):
+    with refused("prompts_per_iteration: 16 cannot be shared evenly by 3 processes: change one"):
         ProcessGroup(0, 3).share(16)
-
-
-def running(process: int) -> bool:
-    """Whether it is there and no zombie, which in a container nobody may wait for."""
-    try:
-        os.kill(process, 0)
-        return Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -116,9 +95,8 @@ def test_a_gpu_is_the_default_only_where_there_is_one(monkeypatch, count):
 )
 def test_a_device_that_is_not_here_is_refused_in_one_line(monkeypatch, word, said):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match=said) as refused:
+    with refused(said):
         device_of(word)
-    assert "\n" not in str(refused.value)
 
 
 CPUINFO = """\

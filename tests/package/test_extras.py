@@ -1,4 +1,4 @@
-"""The wheel in environments that hold nothing but what it asks for: the base, and the base with each extra.
+"""The wheel in environments of what it asks for: the base, and the base with each extra.
 
 Such an environment has the wheel and links to the files of the packages that its metadata names, at
 the locked versions, with what those need in their turn. Nothing else of the environment that runs
@@ -63,12 +63,16 @@ models, embeddings = Path("models/tiny"), EmbeddingStore(Path(sys.argv[1]))
 policy = Policy.load_to_train(models / "pipeline", height=32, width=32, guidance=3.5)
 before = {name: weight.clone() for name, weight in policy.transformer.state_dict().items()}
 sampling = profile.sampling.model_copy(update={"steps": 6})
-settings = profile.training.model_copy(update={"iterations": 1, "prompts_per_iteration": 1, "num_generations": 3})
+update = {"iterations": 1, "prompts_per_iteration": 1, "num_generations": 3}
+settings = profile.training.model_copy(update=update)
 rewards = registry.load(list(settings.rewards), models)
 method = METHODS["g2rpo"].changed(tree={"sde_steps": (0,), "granularities": (1,)})
 Path("state").mkdir()
-train(Trainer(RunSettings(method, sampling, settings), policy, embeddings, rewards, 0), Path("state"), dict, lambda record: None)
-print(sum(not torch.equal(weight, before[name]) for name, weight in policy.transformer.state_dict().items()), "moved")
+run = RunSettings(method, sampling, settings)
+trainer = Trainer(run, policy, embeddings, rewards, 0)
+train(trainer, Path("state"), dict, lambda record: None)
+weights = policy.transformer.state_dict().items()
+print(sum(not torch.equal(weight, before[name]) for name, weight in weights), "moved")
 """
 TRACK = """
 from g2rpo_core.foundation.errors import UserError
@@ -110,19 +114,8 @@ def wheel(tmp_path_factory) -> Path:
     shutil.copytree(
         ROOT / "g2rpo_core", home / "g2rpo_core", ignore=shutil.ignore_patterns("__pycache__")
     )
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        home,
-        home,
-    ]
-    subprocess.run(build, check=True)
+    words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", home, home]
+    subprocess.run([sys.executable, "-m", "pip", *words], check=True)
     return next(home.glob("*.whl"))
 
 
@@ -198,7 +191,7 @@ def owners_of_folders() -> Counter[str]:
 
 
 def needed_by(requirements: list[str], extra: str) -> dict[str, Distribution]:
-    """The installed packages that these requirements come to, by name, each with what it needs in its turn."""
+    """The installed packages that these requirements come to, with what those need, by name."""
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, str]] = set()
     waiting = [(text, each) for text in requirements for each in {"", extra}]

@@ -1,4 +1,4 @@
-"""The rules that the Dockerfile keeps. It is read here and not built: no machine of the tests has Docker."""
+"""The rules that the Dockerfile keeps; it is read and not built."""
 
 import re
 

@@ -1,10 +1,8 @@
-"""Profiles of published weights, before anybody runs them on GPUs: true shapes on the meta device, and every stage from a hub."""
+"""Profiles of published weights before a GPU: true shapes, and every stage from a hub."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +31,7 @@ from pipeline.rehearsal.simulate import number
 from stages import embed, evaluate, report, train
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import completion, serve
+from tests.fixtures.commands import run_module
 from tests.fixtures.layouts import as_bert, as_qwen
 from tests.fixtures.small_hub import small_hub
 
@@ -58,7 +57,7 @@ STYLES = {
 
 @pytest.fixture
 def without_memory(monkeypatch):
-    """Every tensor has its true shape, dtype and device, and no memory (the meta device has no autocast, which the policy asks for)."""
+    """Tensors have shape, dtype and device, and no memory; the meta device has no autocast."""
     monkeypatch.setattr(
         torch.nn.Module, "to", lambda module, *_, **__: module
     )  # all is on the CPU, and fake weights cannot move
@@ -70,7 +69,7 @@ def without_memory(monkeypatch):
 
 @pytest.mark.parametrize("name", ALL)
 def test_true_shapes_fit_through_the_policy(name, without_memory):
-    """The base model's transformer and VAE in their published configuration, in the profile's sizes and dtype."""
+    """The published configuration in the profile's sizes and dtype."""
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
     base, shape = shape_of(profile)
     sampling, encoded = (
@@ -218,7 +217,7 @@ def sigterm_as_before():
 
 
 def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypatch) -> None:
-    """`models` and `prompts` with the hub's true client in processes of their own, then every other stage here."""
+    """`models` and `prompts` in processes, with the hub's true client; the other stages here."""
     small = {"height": 32, "width": 32}
     for part in ("train", "test"):
         profile["prompts"][part]["distinct"] = 2
@@ -233,17 +232,10 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
         f"profile: {name}\nmethods: [g2rpo]\nseeds: [42]\npublished: [g2rpo_published]\n"
     )
 
-    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
-    environment |= {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(home),
-        "HF_TOKEN": "token",
-        "HF_HUB_DISABLE_XET": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    asking = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": "token"}
+    online = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     for stage in ("models", "prompts", "published"):
-        command = [sys.executable, "-m", f"stages.{stage}", "--profile", name]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        done = run_module(f"stages.{stage}", "--profile", name, folder=folder, **asking, **online)
         assert done.returncode == 0, done.stderr
         looked_up = json.loads((folder / "reports" / "revisions" / f"{stage}.json").read_text())
         assert set(looked_up.values()) == {MAIN}
@@ -281,7 +273,7 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
 def test_every_stage_runs_from_the_hub(
     name, hub, layouts, models, tmp_path, tmp_path_factory, monkeypatch, sigterm_as_before
 ):
-    """With UnifiedReward from a server, as the tiny one answers in no template's words; its repository is fetched and read all the same."""
+    """UnifiedReward comes from a server; its repository is fetched and read all the same."""
     home = tmp_path_factory.getbasetemp() / "flux_home"  # one cache for all profiles
     profile = resolve(ROOT / "profiles" / f"{name}.yaml").data
     # All five, also where the profile's card is too small for them

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from pipeline.process import Lines, Text, run_group
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import alive, until
 
 
 def texts(*parts: bytes) -> list[Text]:
@@ -115,11 +115,3 @@ def test_a_time_limit_ends_every_process_and_waits_for_the_one_that_still_writes
     )
     assert ended.by == "time limit"
     assert last_words.read_text() == "done\n"
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -1,4 +1,4 @@
-"""The reward models and text encoders in their published configurations, without memory: names, shapes and counts of their weights.
+"""Reward models and text encoders in their published configurations, without memory.
 
 Configurations are those of the repositories' config.json; counts are those of the published files'
 bytes.
@@ -131,7 +131,7 @@ def test_the_text_encoders_of_flux():
 
 
 def test_image_reward(tmp_path, monkeypatch):
-    """Every weight of the published package's own model has its place in ours, by name and shape, and none is left over."""
+    """Every weight of the published package's model has its place in ours, and none is left."""
     monkeypatch.setattr(
         torch, "linspace", partial(torch.linspace, device="cpu")
     )  # the package reads numbers of one when it builds
@@ -163,7 +163,7 @@ def test_image_reward(tmp_path, monkeypatch):
 
 
 def test_unified_reward():
-    """A flat configuration, as it is published; the names of the weights are held by the layout that the small hub serves."""
+    """A flat configuration, as published."""
     config = Qwen2_5_VLConfig(**QWEN)
     model = Qwen2_5_VLForConditionalGeneration(config)
     assert count(model) == 8_292_166_656  # 16.58 GB in bfloat16
@@ -174,7 +174,7 @@ def test_unified_reward():
 
 
 def test_hpsv3():
-    """Every weight of the published package's own model has its place in ours, but the output layer's; 151,658 tokens with the reward's."""
+    """Every weight of the package's model but the output layer's; 151,658 tokens with its own."""
     vision = {
         "depth": 32,
         "embed_dim": 1280,

@@ -1,7 +1,6 @@
-"""Every profile of published weights at true size on the machines that its comment names, which are pretended."""
+"""Profiles of published weights at true size on the machines that they name, pretended."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,9 @@ from g2rpo_core.estimate.machines import RESERVE_GIB, Machines, count_nodes
 from g2rpo_core.estimate.plan import make_plan
 from pipeline.rehearsal import stub
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_module
 
+SMOKE = ["--gpus", "1", "--memory", "79", "--phase", "embed"]
 PHASES = ["load", "embed", "rollout", "update", "save", "evaluate"]
 REHEARSED = (
     "sd35_medium_lora_1gpu",
@@ -42,19 +43,19 @@ PROFILES = {
 def rehearse(
     profile: str, words: list[str], folder: Path
 ) -> tuple[dict, subprocess.CompletedProcess]:
-    """The command with --json in a folder of its own, with the project's profiles unless there are others."""
+    """The command with --json in `folder`, with the project's profiles unless it has others."""
     if not (folder / "profiles").exists():
         (folder / "profiles").symlink_to(ROOT / "profiles")
-    command = [sys.executable, "-m", "pipeline.rehearse", "--profile", profile, "--json", *words]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    done = run_module("pipeline.rehearse", "--profile", profile, "--json", *words, folder=folder)
     last = done.stdout.strip().split("\n")[-1]
     return json.loads(last) if last.startswith("{") else {}, done
+
+
+def machines(profile: str) -> Machines:
+    """Those that its comment names."""
+    words = dict(zip(PROFILES[profile][::2], PROFILES[profile][1::2]))
+    gpus = int(words["--gpus"])
+    return Machines(gpus, float(words["--memory"]), int(words.get("--nodes", count_nodes(gpus))))
 
 
 @pytest.mark.pipeline
@@ -62,14 +63,11 @@ def rehearse(
 def test_every_method_is_planned_and_fits(name):
     """By arithmetic; `make rehearse` runs them all."""
     profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
-    words = dict(zip(PROFILES[name][::2], PROFILES[name][1::2]))
-    gpus = int(words["--gpus"])
-    machines = Machines(
-        gpus, float(words["--memory"]), int(words.get("--nodes", count_nodes(gpus)))
-    )
-    assert profile.training.processes in ("auto", gpus) and profile.evaluation.processes == "auto"
+    named = machines(name)
+    assert profile.training.processes in ("auto", named.gpus)
+    assert profile.evaluation.processes == "auto"
     for method in profile.methods:
-        assert make_plan(profile, method, machines).fits, method
+        assert make_plan(profile, method, named).fits, method
 
 
 @pytest.mark.pipeline
@@ -95,7 +93,8 @@ def test_no_module_of_the_checkout_ends_the_process_that_imports_it():
         import importlib, pkgutil, sys
         import torch
         packages, sys.argv[1:] = sys.argv[1:], []
-        names = [module.name for package in packages for module in pkgutil.walk_packages([package], f"{package}.")]
+        walked = [pkgutil.walk_packages([package], f"{package}.") for package in packages]
+        names = [module.name for modules in walked for module in modules]
         for name in names:
             if not name.endswith("__main__"):
                 importlib.import_module(name)
@@ -113,9 +112,7 @@ def test_a_part_that_ends_without_figures_shows_why(found, tmp_path):
     """The part's process cannot load a library that was cut or replaced."""
     library = stub.build(tmp_path / ".cache" / "rehearsal")
     library.write_bytes(found)
-    _, done = rehearse(
-        "flux_smoke", ["--gpus", "1", "--memory", "79", "--phase", "embed"], tmp_path
-    )
+    _, done = rehearse("flux_smoke", SMOKE, tmp_path)
     assert done.returncode == 1 and done.stderr.startswith(
         "error: rehearse: embed ended without figures, with status 1: OSError: "
     )
@@ -145,9 +142,7 @@ def test_a_compiler_that_is_missing_or_too_old_is_named(compiler, said, tmp_path
         (tmp_path / "bin" / "g++").write_text(f"#!/bin/sh\n{compiler}\n")
         (tmp_path / "bin" / "g++").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    _, done = rehearse(
-        "flux_smoke", ["--gpus", "1", "--memory", "79", "--phase", "embed"], tmp_path
-    )
+    _, done = rehearse("flux_smoke", SMOKE, tmp_path)
     assert done.returncode == 1 and done.stderr.startswith(said) and done.stderr.count("\n") == 1
 
 
@@ -160,23 +155,20 @@ def test_a_compiler_that_is_missing_or_too_old_is_named(compiler, said, tmp_path
     ],
 )
 def test_a_profile_fits_the_machines_it_names(name, method, phases, tmp_path):
-    """And the plan's arithmetic is within a tenth of what the stages take, but for the seconds of scoring."""
+    """The plan is within a tenth of what the stages take, but for scoring."""
     words = ["--method", method, *(word for phase in phases for word in ("--phase", phase))]
     found, done = rehearse(name, [*PROFILES[name], *words], tmp_path)
     assert done.returncode == 0 and found["fits"] and not found["problems"], done.stderr + str(
         found
     )
     assert list(found["peak_gib"]) == phases
-    words = dict(zip(PROFILES[name][::2], PROFILES[name][1::2]))
-    machines = Machines(
-        int(words["--gpus"]), float(words["--memory"]), int(words.get("--nodes", 1))
-    )
-    plan = make_plan(load_profile(ROOT / "profiles" / f"{name}.yaml"), method, machines)
+    named = machines(name)
+    plan = make_plan(load_profile(ROOT / "profiles" / f"{name}.yaml"), method, named)
     planned = {"rollout": ("rollout", "decoding", "scoring"), "update": ("update", "optimizer")}
     for phase, parts in planned.items():
         gib = max(plan.phases_gib[part] for part in parts) - RESERVE_GIB
         assert gib == pytest.approx(found["peak_gib"][phase], rel=0.1), phase
-        if machines.gpus > 1:
+        if named.gpus > 1:
             assert plan.sent_gb[phase] == pytest.approx(
                 found["collectives"][phase]["gb"], rel=0.1
             ), phase

@@ -1,4 +1,4 @@
-"""The seams between product and rehearsal: all are declared in `Runtime`, used by the product and replaced by the rehearsal."""
+"""Seams between product and rehearsal: declared in `Runtime`, used here and replaced there."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What params.yaml names, as jobs of a real Slurm with two nodes: from nothing to the report, with neighbours, in a path with a quote."""
+"""What params.yaml names, as jobs of a real Slurm with two nodes, from nothing to the report."""
 
 import fcntl
 import re
@@ -126,7 +126,7 @@ def test_a_run_on_two_nodes_leaves_what_dvc_knows(cluster):
 
 @pytest.mark.engines
 def test_an_error_that_only_the_user_can_fix_is_not_tried_again(cluster):
-    """A run that somebody has begun already: one line, although the launcher would start the processes three times more."""
+    """The launcher would start the processes three times more."""
     project, environment = cluster
     done = g2rpo(cluster, "launch", "--method", "g2rpo_two", "--seed", "8", *ONE)
     job = project / done.stdout.strip()

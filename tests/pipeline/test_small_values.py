@@ -1,4 +1,4 @@
-"""The least value of every setting: taken by every stage, or refused in one line before any work, never by the last stage alone."""
+"""The least value of every setting is taken by every stage, or refused before any work."""
 
 import re
 import shutil

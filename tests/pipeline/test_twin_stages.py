@@ -1,10 +1,7 @@
-"""Small twins of base models through every stage and command, and over several processes: what is the base's affair is nobody else's."""
+"""Small twins of base models through every stage and command, and over several processes."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
@@ -18,21 +15,14 @@ from g2rpo_core.inference.demo.answer import answer, checked, defaults
 from g2rpo_core.inference.painter import Painter
 from stages import embed, evaluate, prompts, report, train
 from tests.conftest import ROOT
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import refusal, run_here, run_module
 from tests.fixtures.killed import HYBRID, LORA, WHOLE
 from tests.fixtures.weights import randomize
 
 pytestmark = pytest.mark.pipeline
 
-METHODS = (
-    "g2rpo",
-    "g2rpo_no_mgai",
-    "dance_grpo",
-    "mix_grpo",
-    "mix_grpo_flash",
-    "flow_grpo",
-    "flow_grpo_fast",
-)
+GRPO = ("dance_grpo", "mix_grpo", "mix_grpo_flash", "flow_grpo", "flow_grpo_fast")
+METHODS = ("g2rpo", "g2rpo_no_mgai", *GRPO)
 # every method once; for the others, the method itself and an adapter
 TWINS = [
     "sd3",
@@ -130,12 +120,11 @@ def test_runs_are_evaluated_and_reported_beside_the_base(trained):
 
 
 def test_weights_are_exported_in_the_forms_that_the_base_has(trained):
-    """In plain diffusers, the LoRA has the strength that it was trained at; a form that the base lacks is refused."""
+    """In plain diffusers, the LoRA has the strength that it was trained at."""
     words, base = ["export", "g2rpo-1", "--out", "whole", "--form"], base_of(trained)
     if "original" not in base.forms:
-        done = run_here(main, *words, "original", folder=trained)
         lacks = f"error: export: {base.label} has no form original, only {', '.join(base.forms)}\n"
-        assert (done.returncode, done.stderr) == (1, lacks)
+        assert refusal(main, *words, "original", folder=trained) == lacks
     assert run_here(main, *words, "diffusers", folder=trained).returncode == 0
     whole = base.transformer.from_pretrained(trained / "whole" / "transformer").state_dict()
     ours = base.transformer.from_pretrained(
@@ -170,16 +159,8 @@ def test_weights_are_exported_in_the_forms_that_the_base_has(trained):
 def test_pictures_are_drawn_with_guidance_and_without(trained):
     files = []
     for guidance in ("3.0", "1.0"):
-        words = [
-            "a small red circle",
-            "--run",
-            "g2rpo-1",
-            "--guidance",
-            guidance,
-            "--out",
-            f"pictures-{guidance}",
-        ]
-        done = run_here(main, "generate", *words, folder=trained)
+        words = ["--run", "g2rpo-1", "--guidance", guidance, "--out", f"pictures-{guidance}"]
+        done = run_here(main, "generate", "a small red circle", *words, folder=trained)
         assert done.returncode == 0, done.stderr
         files.append((trained / done.stdout.split()[0]).read_bytes())
     assert files[0] != files[1]
@@ -199,20 +180,13 @@ def test_the_demo_draws_a_lora_beside_the_base(trained, monkeypatch):
 
 @pytest.fixture(scope="module")
 def ends(sd3_models, sd3_embeddings_folder, tmp_path_factory):
-    """What real processes end with, by what is trained and sharded and their number: the first one's part."""
+    """What the first process of each run ends with, by what is trained and the processes."""
     folder = tmp_path_factory.mktemp("processes")
     (folder / "models").symlink_to(sd3_models)
     (folder / "embeddings").symlink_to(sd3_embeddings_folder)
     runs = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4), (LORA, 1), (LORA, 2)]
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fixtures.killed",
-        folder,
-        *(f"{mode}-{size}" for mode, size in runs),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    words = (f"{mode}-{size}" for mode, size in runs)
+    done = run_module("tests.fixtures.killed", folder, *words, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-2000:]
     return {
         (mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True)

@@ -1,4 +1,4 @@
-"""A project of seconds that has been through every stage, whose files the tests damage: models, prompts, embeddings, a run, scores, report."""
+"""A project of seconds that has been through every stage, whose files the tests damage."""
 
 import importlib
 import shutil
@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from g2rpo_core.config import load_profile
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
+from tests.fixtures.projects import git
 
 STAGES = {  # of the small project: module and words
     "profile": ("profile", "--profile", "small"),
@@ -86,7 +87,7 @@ def project(finished, tmp_path) -> Path:
 
 
 def make_checkout(project: Path) -> None:
-    """Make the project a repository of git and DVC with the code of all stages, of which DVC knows no run."""
+    """Make the project a repository of git and DVC with the stages' code; DVC knows no run."""
     for name in ("g2rpo_core", "stages"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", ".dvcignore"):
@@ -94,4 +95,4 @@ def make_checkout(project: Path) -> None:
     (project / ".dvc").mkdir()
     shutil.copy(ROOT / ".dvc" / "config", project / ".dvc" / "config")
     (project / "dvc.lock").unlink()
-    subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
+    git(project, "init", "--quiet")

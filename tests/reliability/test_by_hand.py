@@ -1,9 +1,7 @@
-"""Stages that a user starts by hand beside DVC's: no profile's outputs, lock or numbers become those of another."""
+"""Stages started by hand beside DVC's: no profile's outputs, lock or numbers mix with another's."""
 
 import importlib
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.distributed.runtime import Runtime
 from g2rpo_core.foundation.runs import read_lock
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import refusal, run_here, run_module
 from tests.fixtures.killed_stages import hashes
 from tests.reliability.conftest import make_checkout, stage
 
@@ -27,9 +25,7 @@ def known(project) -> Path:
     (project / "params.yaml").write_text(
         "profile: small\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n"
     )
-    subprocess.run(
-        [sys.executable, "-m", "dvc", "commit", "--force", TRAIN, EVALUATE], cwd=project, check=True
-    )
+    run_module("dvc", "commit", "--force", TRAIN, EVALUATE, folder=project).check_returncode()
     return project
 
 
@@ -47,7 +43,7 @@ def by_hand(module: str, folder: Path, profile: str, runtime: Runtime | None = N
 
 
 def test_another_profiles_stage_changes_neither_lock_nor_numbers(known):
-    """Although DVC has stages of the same method and seed, and although one of them is out of date."""
+    """DVC has stages of the same method and seed, one of them out of date."""
     for name in ("models", "prompts", "embeddings"):
         shutil.copytree(known / name / "small", known / name / "mini")
     (known / "profiles" / "mini.yaml").write_text(
@@ -114,12 +110,9 @@ def test_a_study_is_not_run_with_another_profile_than_its_own(known):
     }
     YAML().dump(study | {"entries": {"dance_grpo": {}}}, known / "studies" / "one" / "params.yaml")
     words = ("--profile", "mini", "--study", "one", "--method", "g2rpo", "--seed", 1)
-    done = run_here(importlib.import_module("stages.evaluate").main, *words, folder=known)
-    assert done.returncode == 1
-    assert (
-        done.stderr
-        == "error: --profile mini: studies/one/params.yaml names profile small: give that one\n"
-    )
+    told = refusal(importlib.import_module("stages.evaluate").main, *words, folder=known)
+    names = "error: --profile mini: studies/one/params.yaml names profile small: give that one\n"
+    assert told == names
 
 
 def test_a_runs_folder_holds_the_weights_of_its_last_training_alone(project):

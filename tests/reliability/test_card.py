@@ -8,7 +8,7 @@ import pytest
 from g2rpo_core.cli.main import main
 from g2rpo_core.data.prompts import Prompt, load_prompts, write_prompts
 from g2rpo_core.foundation.runs import hash_of_folder
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import refusal, run_here
 
 pytestmark = pytest.mark.pipeline
 
@@ -56,14 +56,9 @@ def test_a_run_of_another_profile_has_no_scores_of_the_main_one(card, project):
         shutil.copytree(project / name / "small", project / name / "mini")
     text, _ = card("g2rpo-1", "--profile", "mini")
     assert "Not evaluated here" in text and "| iterations | 1 |" in text
-    done = run_here(
-        main, "export", "runs/mini/g2rpo-1", "--form", "diffusers", "--out", "no", folder=project
-    )
-    assert (
-        done.returncode == 1
-        and done.stderr
-        == "error: export: runs/mini/g2rpo-1 is a run of profile mini: give --profile mini\n"
-    )
+    words = ("export", "runs/mini/g2rpo-1", "--form", "diffusers", "--out", "no")
+    told = "error: export: runs/mini/g2rpo-1 is a run of profile mini: give --profile mini\n"
+    assert refusal(main, *words, folder=project) == told
     assert not (project / "no").exists()
 
 

@@ -1,8 +1,7 @@
-"""Generated inputs: profiles, prompt files, stores, records, pictures, locks and servers' answers, and real files that were damaged.
+"""Generated and damaged inputs: whatever they are, reading succeeds or ends in one line.
 
-Whatever they are, the functions that the stages call either succeed or raise a UserError of one
-line: never another exception, never a silent repair. A small draw runs at every commit, the long
-one (`slow`) has thousands.
+The functions that the stages call never raise another exception than a UserError of one line, and
+repair nothing silently. A small draw runs at every commit, the long one (`slow`) has thousands.
 """
 
 import io
@@ -33,9 +32,10 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaints, read_json, read_yaml
 from g2rpo_core.foundation.runs import read_lock
 from g2rpo_core.foundation.texts import markdown, steering, visible
-from g2rpo_core.hub.model_store import LOCK, ModelStore, write_lock
+from g2rpo_core.hub.model_store import LOCK, ModelStore, describe_files, write_lock
 from g2rpo_core.inference.folder import pair
 from g2rpo_core.reporting.measured import model_lines, read_scores, read_training_records
+from g2rpo_core.rewards.preprocess import read_image
 from g2rpo_core.rewards.remote import Unanswered
 from g2rpo_core.rewards.spec import ServerSettings
 from g2rpo_core.rewards.unified_reward import ChatServer
@@ -77,7 +77,7 @@ def draws(*strategies: st.SearchStrategy) -> Callable:
 
 
 def read_or_none(read: Callable[[], object]) -> object | None:
-    """What `read` returns; None where it raised a UserError, of one line, which names something and says what is wrong."""
+    """What `read` returns; None if it raised a UserError, of one line that says what is wrong."""
     try:
         return read()
     except UserError as error:
@@ -86,27 +86,8 @@ def read_or_none(read: Callable[[], object]) -> object | None:
         return None
 
 
-texts = st.one_of(
-    st.text(max_size=40),
-    st.sampled_from(
-        [
-            "",
-            " ",
-            "\0",
-            "\x1b[31m",
-            "\u202e",
-            "../x",
-            "a|b",
-            "<script>",
-            "é",
-            "e\u0301",
-            "\ud800",
-            "null",
-            "1e400",
-            "9" * 40,
-        ]
-    ),
-)
+ODD = ["", " ", "\0", "\x1b[31m", "\u202e", "../x", "a|b", "<script>", "é", "e\u0301", "\ud800"]
+texts = st.one_of(st.text(max_size=40), st.sampled_from([*ODD, "null", "1e400", "9" * 40]))
 numbers = st.one_of(
     st.integers(),
     st.floats(),
@@ -151,7 +132,7 @@ def changed(place: tuple, value: object, remove: bool) -> dict:
 
 
 def dumped(value: object) -> bytes:
-    """As YAML, or where YAML has no form for it (half a surrogate pair), as JSON with its escapes."""
+    """As YAML, or as JSON with its escapes where YAML has no form (half a surrogate pair)."""
     file = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
     yaml.allow_unicode = True
@@ -173,44 +154,33 @@ def check_profile(profile: Profile) -> None:
         assert any(training.rewards.values()) and 0 < training.learning_rate <= 1
 
 
-def mutated(content: bytes, kind: str, seed: int) -> bytes:
-    """Real content, damaged."""
-    rng = random.Random(seed)
-    at = rng.randrange(len(content)) if content else 0
-    match kind:
-        case "empty":
-            return b""
-        case "cut":
-            return content[:at]
-        case "flipped":
-            return content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
-        case "zeros":
-            return content[:at] + bytes(rng.randrange(1, 64)) + content[at + 64 :]
-        case "random":
-            return rng.randbytes(rng.randrange(1, 4096))
-        case "doubled":
-            return content + content
-        case "inserted":
-            return content[:at] + rng.randbytes(rng.randrange(1, 9)) + content[at:]
-        case "json":
-            return json.dumps(
-                rng.choice([None, 1, [], {}, "x", [[]], {"a": {}}, {"stages": 1}])
-            ).encode()
-        case _:
-            raise AssertionError(kind)
-
-
-damages = st.tuples(
-    st.sampled_from(["empty", "cut", "flipped", "zeros", "random", "doubled", "inserted", "json"]),
-    st.integers(0, 2**32 - 1),
-)
+JSONS = [None, 1, [], {}, "x", [[]], {"a": {}}, {"stages": 1}]
+# What becomes of real content, damaged at a place
+DAMAGES = {
+    "empty": lambda content, at, rng: b"",
+    "cut": lambda content, at, rng: content[:at],
+    "flipped": lambda content, at, rng: (
+        content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
+    ),
+    "zeros": lambda content, at, rng: (
+        content[:at] + bytes(rng.randrange(1, 64)) + content[at + 64 :]
+    ),
+    "random": lambda content, at, rng: rng.randbytes(rng.randrange(1, 4096)),
+    "doubled": lambda content, at, rng: content + content,
+    "inserted": lambda content, at, rng: (
+        content[:at] + rng.randbytes(rng.randrange(1, 9)) + content[at:]
+    ),
+    "json": lambda content, at, rng: json.dumps(rng.choice(JSONS)).encode(),
+}
+damages = st.tuples(st.sampled_from(list(DAMAGES)), st.integers(0, 2**32 - 1))
 
 
 def damage(source: Path, target: Path, how: tuple[str, int]) -> Path:
     """`source` as `target`, damaged."""
-    if target.exists():
-        target.unlink()
-    target.write_bytes(mutated(source.read_bytes(), *how))
+    content, (kind, seed) = source.read_bytes(), how
+    rng = random.Random(seed)
+    target.unlink(missing_ok=True)
+    target.write_bytes(DAMAGES[kind](content, rng.randrange(len(content)), rng))
     return target
 
 
@@ -377,8 +347,6 @@ class TestStores:
             (root / "one").mkdir(parents=True)
             (root / "one" / "config.json").write_text('{"a": 1}')
             (root / "one" / "weights.bin").write_bytes(random.Random(0).randbytes(999))
-            from g2rpo_core.hub.model_store import describe_files
-
             write_lock(root, {"one": {"folder": "one", "files": describe_files(root / "one")}})
             shutil.copytree(root, folder / "whole")
         files = [LOCK, "one/config.json", "one/weights.bin"]
@@ -476,8 +444,6 @@ class TestReports:
 class TestPictures:
     @draws(damages, st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"]))
     def test_damaged_pictures(self, folder, how, form):
-        from g2rpo_core.rewards.preprocess import read_image
-
         whole = folder / f"whole.{form.lower()}"
         if not whole.exists():
             Image.effect_noise((24, 24), 50).convert("RGB").save(whole, form)

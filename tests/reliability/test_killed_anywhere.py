@@ -1,15 +1,12 @@
-"""Stages killed at seeded moments of their progress, by one and by two processes: they end with the bits of a run that nobody killed."""
+"""Stages killed at seeded moments by one and two processes end with the bits of one left alone."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 from ruamel.yaml import YAML
 
-from tests.conftest import ROOT
+from tests.fixtures.commands import run_module
 
 
 @pytest.mark.slow
@@ -34,20 +31,8 @@ def test_stages_killed_at_any_moment_end_with_the_same_bits(project, processes, 
     data["evaluation"] |= {"checkpoints": ["final", 1], "processes": processes}
     with profile.open("w") as file:
         YAML().dump(data, file)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.fixtures.killed_stages",
-            project,
-            str(processes),
-            *(f"{name}={count}" for name, count in kills.items()),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
+    words = (project, processes, *(f"{name}={count}" for name, count in kills.items()))
+    done = run_module("tests.fixtures.killed_stages", *words, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     for name, count in kills.items():

@@ -1,4 +1,4 @@
-"""What the machine does to a stage: signals, a disk that is read-only, too few open files. One line, and no word of damage."""
+"""Signals, a read-only disk, too few open files: one line, and no word of damage."""
 
 import os
 import re
@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_module
 from tests.fixtures.waiting import HUNG
 from tests.reliability.conftest import STAGES, stage
 from tests.reliability.test_full_disk import namespaces
@@ -101,19 +102,8 @@ def test_a_stop_signal_to_the_builder_of_models_alone_ends_its_workers(tmp_path)
 @pytest.mark.parametrize("module", ["stages.prompts", "pipeline.reproduce"])
 def test_a_read_only_disk_is_said_and_nothing_is_to_be_deleted(tmp_path, module):
     words = ["--profile", "tiny"] if module == "stages.prompts" else []
-    command = [
-        "unshare",
-        "-rm",
-        "sh",
-        "-c",
-        READ_ONLY,
-        "sh",
-        tmp_path,
-        sys.executable,
-        "-m",
-        module,
-        *words,
-    ]
+    alone, started = ["unshare", "-rm", "sh", "-c", READ_ONLY], [sys.executable, "-m", module]
+    command = [*alone, "sh", tmp_path, *started, *words]
     done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert (
@@ -123,9 +113,8 @@ def test_a_read_only_disk_is_said_and_nothing_is_to_be_deleted(tmp_path, module)
 
 
 def test_too_few_open_files_are_said_and_no_file_is_called_damaged(project):
-    done = subprocess.run(
-        [sys.executable, "-c", FEW], cwd=project, env=ENVIRONMENT, capture_output=True, text=True
-    )
+    (project / "few.py").write_text(FEW)
+    done = run_module("few", folder=project)
     assert done.returncode == 1
     assert done.stderr == (
         "error: too many open files: allow more with `ulimit -n 4096`, "
@@ -137,7 +126,6 @@ def test_a_terminal_of_another_encoding_shows_every_text(project):
     (project / "profiles" / "tiny.yaml").write_text(
         "# \u03bb\n" + (project / "profiles" / "tiny.yaml").read_text()
     )
-    command = [sys.executable, "-m", "g2rpo_core.cli", "profile", "list"]
-    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True)
-    assert done.returncode == 0 and b"tiny" in done.stdout, done.stderr
+    words = ("g2rpo_core.cli", "profile", "list")
+    done = run_module(*words, folder=project, PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0 and "tiny" in done.stdout, done.stderr

@@ -1,12 +1,8 @@
 """Nothing from outside runs, leaves its folder, steers what shows it, or learns a secret."""
 
-import io
 import json
-import os
 import pickle
 import re
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -21,14 +17,14 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import markdown, steering, visible
 from g2rpo_core.hub.download import read_pickled
-from g2rpo_core.hub.model_store import LOCK, ModelStore, sha256
+from g2rpo_core.hub.model_store import sha256
 from g2rpo_core.reporting import render as render_module
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.spec import ServerSettings
 from g2rpo_core.rewards.unified_reward import ChatServer
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import run_here, run_module
 from tests.fixtures.images import folder_to_score
 from tests.fixtures.score_server import HEALTH, answering
 
@@ -37,6 +33,10 @@ CODE = [
     for folder in ("g2rpo_core", "stages", "flows", "studies")
     for path in (ROOT / folder).rglob("*.py")
 ]
+UNSAFE = (
+    r"pickle\.loads?\(|joblib\.load|yaml\.unsafe|typ=.unsafe"
+    r"|trust_remote_code=True|(?<![.\w])eval\("
+)
 CANARY = "hf_canary0123456789"
 
 
@@ -63,15 +63,14 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path, form):
 
 
 @pytest.mark.parametrize("way", ["a call", "a way around"])
-def test_a_checkpoint_whose_index_would_run_code_is_refused(tmp_path, monkeypatch, way):
-    """A whole checkpoint with a manifest that fits: what a stranger could put into a shared folder."""
-    monkeypatch.chdir(tmp_path)
+def test_a_checkpoint_whose_index_would_run_code_is_refused(here, way):
+    """Its manifest fits: a stranger could put all of it into a shared folder."""
     kept = checkpoint.Checkpoints(checkpoint.ROOT, 1)
     kept.save(3, {"weight": torch.ones(2)}, [{"iteration": 3}])
     kept.finish()
     (path,) = checkpoint.checkpoints(checkpoint.ROOT)
     harm, index, manifest = (
-        tmp_path / "harm",
+        here / "harm",
         path / ".metadata",
         json.loads((path / checkpoint.MANIFEST).read_text()),
     )
@@ -97,10 +96,7 @@ def test_nothing_of_the_project_unpickles_what_comes_from_outside():
         text = path.read_text()
         for call in re.findall(r"torch\.load\([^)]*\)", text):
             assert "weights_only=True" in call, (path, call)
-        assert not re.search(
-            r"pickle\.loads?\(|joblib\.load|yaml\.unsafe|typ=.unsafe|trust_remote_code=True|(?<![.\w])eval\(",
-            text,
-        ), path
+        assert not re.search(UNSAFE, text), path
 
 
 @pytest.mark.parametrize(
@@ -110,14 +106,6 @@ def test_no_name_leads_out_of_its_folder(name):
     for path in (profile_path, study_path):
         with pytest.raises(UserError, match="is not a valid name"):
             path(name)
-
-
-def test_a_lock_of_models_cannot_name_a_folder_outside(tmp_path):
-    for folder, file in (("../../etc", "passwd"), ("/etc", "passwd"), ("one", "../../secret")):
-        lock = {"one": {"folder": folder, "files": {file: {"size": 1, "sha256": "0"}}}}
-        (tmp_path / LOCK).write_text(json.dumps(lock))
-        with pytest.raises(UserError, match="would lead out of its folder"):
-            ModelStore(tmp_path).folder("one")
 
 
 def test_the_name_of_a_prompt_file_becomes_no_path(tmp_path):
@@ -139,7 +127,7 @@ def test_texts_that_steer_are_shown_as_their_codes():
 
 
 def test_the_reports_templates_escape_what_comes_from_outside(monkeypatch):
-    """The same environment that renders the report, with a small template in the place of its own."""
+    """The environment that renders the report, with small templates."""
     sources = {"report.html.j2": "<p>{{ prompt }}</p>", "report.md.j2": "| {{ prompt|literal }} |"}
     monkeypatch.setattr(
         Environment,
@@ -212,25 +200,14 @@ def test_a_score_servers_echo_of_the_key_is_in_no_reason(status, said, monkeypat
 def test_no_token_of_the_environment_is_printed(tmp_path):
     """`g2rpo doctor`, a stage that fails and the check, each with tokens in the environment."""
     names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
-    environment = {
-        **os.environ,
-        **dict.fromkeys(names, CANARY),
-        "HF_HOME": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = dict.fromkeys(names, CANARY) | {"HF_HOME": str(tmp_path)}
     for words in (
         ["g2rpo_core.cli", "doctor"],
         ["stages.models", "--profile", "flux_hps"],
         ["pipeline.check"],
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            cwd=ROOT if words[0] != "stages.models" else linked(tmp_path),
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+        folder = linked(tmp_path) if words[0] == "stages.models" else ROOT
+        done = run_module(*words, folder=folder, **environment)
         assert CANARY not in done.stdout + done.stderr, words
         assert "Traceback" not in done.stderr
     assert not [
@@ -268,15 +245,3 @@ def test_a_servers_note_steers_no_terminal(tmp_path):
         words = ["--reward", "theirs", "--profile", "served", "--prompts", "prompts.txt", "images"]
         done = run_here(main, "score", *words, folder=tmp_path)
     assert done.returncode == 0 and "red" in done.stdout and not steering(done.stdout), done
-
-
-def test_a_picture_that_would_fill_the_memory_is_refused(tmp_path):
-    from g2rpo_core.rewards.preprocess import read_image
-
-    data = io.BytesIO()
-    from PIL import Image
-
-    Image.new("1", (30_000, 30_000)).save(data, "PNG")
-    (tmp_path / "bomb.png").write_bytes(data.getvalue())
-    with pytest.raises(UserError, match="bomb"):
-        read_image(tmp_path / "bomb.png")

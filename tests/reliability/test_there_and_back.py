@@ -1,9 +1,8 @@
-"""Another profile or setting, and back: DVC knows what was made before, so nothing is trained again and no weights are lost."""
+"""Another profile or setting, and back: nothing is trained again and no weights are lost."""
 
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import pipeline.todo
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.runs import SCRATCH
 from pipeline.cached import check_kept
 from pipeline.graph import read_graph
 from pipeline.runner import run_logged
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import run_here, run_module
+from tests.fixtures.errors import refused
 from tests.fixtures.killed_stages import hashes
 from tests.reliability.conftest import make_checkout, stage
 
@@ -29,7 +28,7 @@ FOLDERS = ("models", "prompts", "embeddings", "published", "runs", "evaluations"
 
 @pytest.fixture
 def known(project) -> Path:
-    """The small project as a checkout all of whose outputs DVC knows, with profile `mini` beside it."""
+    """A checkout all of whose outputs DVC knows, with profile `mini` beside it."""
     make_checkout(project)
     (project / "profiles" / "mini.yaml").write_text(
         "extends: small\ntraining: {iterations: 1, monitor: {every: 1}}\n"
@@ -48,13 +47,9 @@ def name_profile(project: Path, profile: str) -> None:
     )
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-
-
 def dvc(project: Path, *words: str) -> str:
-    command = [sys.executable, "-m", "dvc", *words]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, env=environment())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = run_module("dvc", *words, folder=project, PATH=path)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -121,10 +116,7 @@ def test_a_finished_run_that_nothing_else_has_is_not_removed(known, monkeypatch)
         lambda: check_kept(Path("."), TRAIN),
         lambda: run_logged(read_graph()[TRAIN], Path("."), threading.Event()),
     ):
-        with pytest.raises(
-            UserError,
-            match=r"runs/small/g2rpo-1: DVC would remove this finished run.*dvc commit -f train@g2rpo-1",
-        ):
+        with refused(f"{run}: DVC would remove this finished run.*dvc commit -f {TRAIN}"):
             refuses()
     assert hashes(known / "runs") == before
     # Kept as it says

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def results():
-    """Two rewards of 50 prompts: the base, and two runs that are better by 0.1 and worse by 0.2 in the first reward alone."""
+    """Two rewards of 50 prompts: the base, and two runs at +0.1 and -0.2 in the first reward."""
     rng = np.random.default_rng(0)
     prompts = [f"p{n}" for n in range(50)]
     base = {"hps": rng.normal(0.3, 0.1, 50), "clip_score": rng.normal(0.5, 0.1, 50)}

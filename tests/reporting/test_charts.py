@@ -42,7 +42,7 @@ def values(part) -> list[dict]:
 
 
 def drawn(*means: float) -> list[dict]:
-    """The points of a forest of one method, whose seeds have these means with an interval of ± 0.1."""
+    """The points of one method's forest: these means of its seeds, with intervals of ± 0.1."""
     rows = [
         {"method": "g2rpo", "reward": TRAINING, "seed": seed, "value": 0.0}
         | {"difference": mean, "low": mean - 0.1, "high": mean + 0.1}
@@ -72,7 +72,7 @@ def test_curves_hold_every_run_at_every_axis_and_are_the_same_every_time():
 
 
 def test_seeds_with_other_forward_evaluations_share_one_place_an_iteration():
-    """A random window's cost differs from seed to seed; their mean at an iteration has one place."""
+    """The cost of a random window differs by seed; an iteration's mean still has one x."""
     dear = RECORDS.assign(num_forward_evals=RECORDS.num_forward_evals * 3)
     spec = curves({("g2rpo", 1): RECORDS, ("g2rpo", 2): dear}, COLUMNS, AXES, LABELS)
     assert {

@@ -57,7 +57,7 @@ def compared(monkeypatch) -> Compared:
 
 @pytest.fixture
 def measured(results, compared) -> pd.DataFrame:
-    """The table of `results`, with an image statistic, and training records of four iterations, two of which measured held-out rewards."""
+    """The table of `results` with an image statistic, and four training records, two held out."""
     records = pd.DataFrame(
         {
             "iteration": range(4),

@@ -94,7 +94,7 @@ def test_sign_flips_are_counted_exactly():
 
 
 def test_sign_flips_of_many_values_are_drawn():
-    """Of 40 values there are 2^40; that of drawn ones is near the normal one, of a sum of variance 20 (1.5^2 + 0.5^2), and stays."""
+    """2^40 sign flips: drawn ones stay, and agree with a normal of variance 20 (1.5^2 + 0.5^2)."""
     values = [0.5 + (-1) ** number for number in range(40)]
     assert (
         sign_flip(values)
@@ -109,7 +109,7 @@ def test_holm_steps_down_and_never_exceeds_bonferroni():
 
 
 def test_one_variance_for_all_is_an_anovas_and_covers_the_truth():
-    """Of two methods it is the paired t-test; of many with three seeds, each interval covers a true difference of zero."""
+    """Two methods: the paired t-test. Many, of three seeds: each interval covers a true zero."""
     rng = np.random.default_rng(0)
     two = rng.normal(size=(2, 5))
     low, high = stats.ttest_rel(two[0], two[1]).confidence_interval()

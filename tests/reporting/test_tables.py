@@ -45,7 +45,7 @@ def pairs_of(results, runs=RUNS, rewards=(), trained_on=TRAINED_ON) -> list:
 
 
 def gains_of(lines, *groups) -> Gains:
-    """The gains of runs over their seeds, in the training reward first; groups: methods that are ranked."""
+    """Gains of runs over their seeds, training reward first; groups: methods that are ranked."""
     own = lines[lines.method != "base"].sort_values(
         ["method", "reward"],
         kind="stable",
@@ -56,7 +56,7 @@ def gains_of(lines, *groups) -> Gains:
 
 
 def shifted_seeds(results, shifts: dict[str, tuple[float, ...]]) -> pd.DataFrame:
-    """Lines of methods whose seeds are above the run of `results` by these shifts in the first reward."""
+    """Lines of methods whose seeds exceed the run of `results` by these shifts in reward 1."""
     base, treated = results[results.method == "base"], results[results.method == "g2rpo"]
     runs = {(name, seed): by for name, values in shifts.items() for seed, by in enumerate(values)}
     parts = [
@@ -94,7 +94,7 @@ def test_seeds_are_values_of_their_own_and_two_say_nothing_of_a_spread(results):
 
 
 def test_methods_are_ranked_over_seeds_and_compared_seed_by_seed(results):
-    """Seeds differ by more than methods do: only paired by seed is a difference significant, and never that of the third, which changes sides."""
+    """Seeds differ by more than methods do: only differences paired by seed are significant."""
     shifts = {
         "g2rpo": (0.1, 0.3, 0.5),
         "dance_grpo": (0.0, 0.21, 0.39),
@@ -114,7 +114,7 @@ def test_methods_are_ranked_over_seeds_and_compared_seed_by_seed(results):
 
 
 def test_comparisons_named_beforehand_share_one_confidence_and_hold_or_do_not(results):
-    """Three of them at 95 % together are each at 98.33 %, where Student's t has 7.649 for three seeds."""
+    """Three at 95 % together are each at 98.33 %: Student's t of three seeds is 7.649."""
     lines = shifted_seeds(results, {"g2rpo": (0.1, 0.3, 0.5), "dance_grpo": (0.0, 0.2, 0.45)})
     asked = [
         Comparison(method="g2rpo", against="dance_grpo"),
@@ -310,7 +310,7 @@ def test_the_verdict_says_who_rose_who_is_ahead_and_what_follows(results):
 
 
 def test_a_lead_on_two_seeds_says_on_how_many_it_is_significant(results):
-    """By the interval of each seed, as the table has it; and a rise counts if it is on every seed."""
+    """Judged by each seed's interval, as in the table; a rise counts if on every seed."""
     fallen = 0.35 * ((results.method == "g2rpo") & (results.reward == "hps"))
     second = results.assign(seed=2, score=results.score - fallen)
     table = pd.concat([results, second[second.method != "base"]])

@@ -1,4 +1,4 @@
-"""GenEval's verifier with detectors and a CLIP of the published classes: small ones, of random weights or trained here."""
+"""GenEval's verifier with small detectors and a CLIP of the published classes."""
 
 import json
 import math
@@ -8,12 +8,26 @@ import pytest
 import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional as TF
+from transformers import (
+    AutoTokenizer,
+    CLIPConfig,
+    CLIPModel,
+    CLIPTokenizer,
+    DetrConfig,
+    DetrForObjectDetection,
+    DetrImageProcessor,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    Mask2FormerImageProcessor,
+    ResNetConfig,
+    SwinConfig,
+)
 
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import geneval, registry
 from g2rpo_core.rewards.geneval import Colors, Detector, GenEvalSettings, Query, cut_out
 from g2rpo_core.rewards.geneval_rule import COLORS, Found
 from g2rpo_core.rewards.scoring import score_one
+from tests.fixtures.errors import refused
 from tests.fixtures.images import photograph
 
 CPU = torch.device("cpu")
@@ -23,14 +37,7 @@ SETTINGS = {"shortest_edge": 64, "micro_batch": 2}
 
 @pytest.fixture(scope="module")
 def masks(tmp_path_factory):
-    """The folder of a Mask2Former of random weights, of the layout of facebook/mask2former-swin-small-coco-instance."""
-    from transformers import (
-        Mask2FormerConfig,
-        Mask2FormerForUniversalSegmentation,
-        Mask2FormerImageProcessor,
-        SwinConfig,
-    )
-
+    """A Mask2Former of random weights, laid out as facebook/mask2former-swin-small-coco-..."""
     torch.manual_seed(0)
     swin = SwinConfig(
         image_size=32,
@@ -62,9 +69,7 @@ def masks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """The folder of a CLIPModel of random weights, of the layout of openai/clip-vit-large-patch14."""
-    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
-
+    """A CLIPModel of random weights, laid out as openai/clip-vit-large-patch14."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("clip")
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + ["-"]
@@ -117,7 +122,7 @@ def test_the_detectors_classes_have_the_names_of_geneval(detector):
 
 
 def test_masks_are_read_as_mmdet_reads_them(detector):
-    """Recomputed plainly from the model's outputs: every query and class, its mask at the image's size, scores and boxes."""
+    """Recomputed plainly from the model's outputs: every query and class."""
     images = eight(photograph(80, 96, 1))
     inputs = detector.processor(images=list(images), return_tensors="pt", **detector.size)
     assert inputs["pixel_values"].shape == (1, 3, 96, 64)  # 64 x 76.8, in steps of 32
@@ -157,9 +162,7 @@ def test_only_what_is_asked_for_and_sure_enough_is_returned(detector):
 
 
 def test_a_detector_of_boxes_is_read_too(tmp_path):
-    """A DETR, which transformers also counts among the models of masks: its boxes, as its own processor reads them."""
-    from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessor, ResNetConfig
-
+    """A DETR, which transformers counts among the models of masks, too."""
     torch.manual_seed(0)
     resnet = ResNetConfig(
         embedding_size=8,
@@ -205,13 +208,7 @@ def test_a_detector_of_boxes_is_read_too(tmp_path):
 
 
 def test_a_model_that_detects_nothing_is_refused_in_one_line(clip):
-    with pytest.raises(
-        UserError,
-        match=(
-            "is a model of type 'clip', which detects no objects: "
-            "use a Mask2Former of COCO's instances"
-        ),
-    ):
+    with refused("of type 'clip', which detects no objects: use a Mask2Former of COCO's instances"):
         Detector(clip, CPU)
 
 
@@ -228,9 +225,7 @@ def test_an_object_is_cut_out_on_grey():
 
 
 def test_the_colour_is_the_nearest_of_ten_as_published(clip):
-    """By transformers' CLIPModel, used directly: the mean direction of three texts of each colour."""
-    from transformers import AutoTokenizer, CLIPModel
-
+    """By transformers' CLIPModel: the mean direction of three texts of each colour."""
     image, objects = (
         eight(photograph(64, 64, 5))[0],
         [Found(1.0, (4.0, 4.0, 36.0, 36.0)), Found(1.0, (30.0, 30.0, 62.0, 62.0))],

@@ -1,4 +1,4 @@
-"""GenEval's prompts are read back from their text alone, and what was found is judged as the published code judges it."""
+"""GenEval's prompts are read back from their text and judged as the published code does."""
 
 import re
 from itertools import permutations
@@ -24,12 +24,14 @@ from g2rpo_core.rewards.geneval_rule import (
 
 # As in GenEval's evaluation/object_names.txt
 NAMES = """
-person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop sign, parking meter,
-bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, backpack, umbrella, handbag, tie, suitcase, frisbee,
-skis, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard, surfboard, tennis racket, bottle, wine glass,
-cup, fork, knife, spoon, bowl, banana, apple, sandwich, orange, broccoli, carrot, hot dog, pizza, donut, cake, chair, couch,
-potted plant, bed, dining table, toilet, tv, laptop, computer mouse, tv remote, computer keyboard, cell phone, microwave,
-oven, toaster, sink, refrigerator, book, clock, vase, scissors, teddy bear, hair drier, toothbrush
+person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant,
+stop sign, parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra,
+giraffe, backpack, umbrella, handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite,
+baseball bat, baseball glove, skateboard, surfboard, tennis racket, bottle, wine glass, cup, fork,
+knife, spoon, bowl, banana, apple, sandwich, orange, broccoli, carrot, hot dog, pizza, donut,
+cake, chair, couch, potted plant, bed, dining table, toilet, tv, laptop, computer mouse, tv
+remote, computer keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, clock,
+vase, scissors, teddy bear, hair drier, toothbrush
 """
 CLASSES = " ".join(NAMES.split()).split(", ")
 

@@ -1,4 +1,4 @@
-"""The reward for text in images: the recognizer itself reads what is drawn here, and the score follows Flow-GRPO's rule."""
+"""The reward for text in images: the recognizer itself, and Flow-GRPO's rule."""
 
 import math
 import sys

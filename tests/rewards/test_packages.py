@@ -1,4 +1,4 @@
-"""Scores by the packages that people cite: chosen by `backend`, through the registry and `g2rpo score`; and ours against theirs."""
+"""Scores by the packages that people cite, through the registry and `g2rpo score`."""
 
 import importlib.util
 import logging
@@ -10,13 +10,13 @@ import torch
 from torchvision.transforms.v2 import functional as TF
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.image_reward import image_reward
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
+from tests.fixtures.errors import refused
 from tests.fixtures.images import IMAGES, PROMPTS, SEEN, folder_to_score, photograph
 
 BACKENDS = {"hps": "hpsv2", "image_reward": "image-reward"}
@@ -86,15 +86,10 @@ def test_the_versions_are_those_that_make_installs():
 
 def test_a_package_that_is_not_there_or_another_says_what_to_install(models, monkeypatch):
     monkeypatch.setitem(packages.VERSIONS, "hpsv2", "9.9")
-    with pytest.raises(
-        UserError,
-        match=r"rewards.hps.backend: .* version 1.2.0 is installed: pip install --no-deps hpsv2==9.9$",
-    ):
+    with refused("hps.backend: .* version 1.2.0 is installed: pip install --no-deps hpsv2==9.9$"):
         rewards.load(["hps"], models, section=SECTION)
     monkeypatch.setitem(packages.VERSIONS, "not-to-be-found", "1.0")
-    with pytest.raises(
-        UserError, match=r"it is not installed: pip install --no-deps not-to-be-found==1.0$"
-    ):
+    with refused("it is not installed: pip install --no-deps not-to-be-found==1.0$"):
         packages.check_installed("not-to-be-found", "here")
 
 
@@ -104,20 +99,9 @@ def test_g2rpo_score_by_the_packages(models, tmp_path):
     backends = "rewards: {hps: {backend: hpsv2}, image_reward: {backend: image-reward}}"
     (tmp_path / "profiles" / "cited.yaml").write_text(f"extends: tiny\n{backends}\n")
     for name in ("tiny", "cited"):
-        words = [
-            "--profile",
-            name,
-            "--models",
-            models,
-            "--prompts",
-            "prompts.txt",
-            "--out",
-            f"{name}.parquet",
-            "images",
-        ]
-        done = run_here(
-            main, "score", "--reward", "hps", "--reward", "image_reward", *words, folder=tmp_path
-        )
+        both = ["--reward", "hps", "--reward", "image_reward", "--prompts", "prompts.txt"]
+        words = ["--profile", name, "--models", models, "--out", f"{name}.parquet", "images"]
+        done = run_here(main, "score", *both, *words, folder=tmp_path)
         assert done.returncode == 0, done.stderr
     ours, cited = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("tiny", "cited"))
     for name in BACKENDS:
@@ -143,7 +127,7 @@ def test_hps_equals_hpsv2(models):
 
 @pytest.mark.pipeline
 def test_image_reward_equals_image_reward(models, tmp_path):
-    """With weights far from those of a start, so that every layer and the cross-attention matter."""
+    """With weights far from a start's, so that every layer matters."""
     tokenizer, med_config = (
         models / "image_reward_tokenizer",
         models / "image_reward" / "med_config.json",

@@ -1,8 +1,6 @@
-"""What the project has to know of every built-in reward fits together; the user's own reward, through training, evaluation and report."""
+"""What the project knows of every built-in reward fits together; a reward of the user's own."""
 
-import os
 import re
-import subprocess
 import sys
 import tomllib
 
@@ -28,6 +26,9 @@ from g2rpo_core.rewards.registry import (
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import RewardSettings
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_module
+from tests.fixtures.errors import refused
+from tests.fixtures.projects import link_made
 
 CUSTOM = {
     "redness": {"class": "my_rewards:Redness"},
@@ -102,7 +103,7 @@ ENTRY = {"class": "my_rewards:Redness", "settings": {"strength": 2.0}}
 
 @pytest.fixture
 def folder(tmp_path, models, embeddings_folder):
-    """Where a user works: the document's class, a profile that trains on it and scores by it, and what earlier stages make."""
+    """The document's class, a profile that trains on it and scores by it, and what stages made."""
     (code,) = re.findall(
         r"```python\n(class Redness:.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL
     )
@@ -120,44 +121,16 @@ def folder(tmp_path, models, embeddings_folder):
     profile["evaluation"] |= {"steps": [2], "rewards": ["redness", "verifier"]}
     (tmp_path / "profiles").mkdir()
     yaml.dump(profile, tmp_path / "profiles" / "mine.yaml")
-    for name, target in {
-        "models": models,
-        "embeddings/train": embeddings_folder,
-        "embeddings/test": embeddings_folder,
-    }.items():
-        stage, *rest = name.split("/")
-        path = tmp_path.joinpath(stage, "mine", *rest)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(target)
+    link_made(tmp_path, "mine", models, embeddings_folder)
     return tmp_path
-
-
-def run_stage(folder, *words: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        f"stages.{words[0]}",
-        "--profile",
-        "mine",
-        "--method",
-        "g2rpo",
-        "--seed",
-        "1",
-    ]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.pipeline
 def test_the_readme_example_trains_and_evaluates(folder):
-    run_stage(folder, "train")
-    run_stage(folder, "evaluate")
+    for stage in ("train", "evaluate"):
+        words = ("--profile", "mine", "--method", "g2rpo", "--seed", 1)
+        done = run_module(f"stages.{stage}", *words, folder=folder)
+        assert done.returncode == 0, done.stderr
     records = pd.read_parquet(folder / "runs" / "mine" / "g2rpo-1" / "records.parquet")
     assert records.reward_redness.notna().sum() == 1 and records.heldout_redness.notna().all()
     table = pd.read_parquet(folder / "evaluations" / "mine" / "g2rpo-1" / "results.parquet")
@@ -175,8 +148,19 @@ def test_the_readme_example_trains_and_evaluates(folder):
         assert score == pytest.approx(2 * (red - (green + blue) / 2), abs=0.01)
 
 
-def module(path, text: str) -> None:
-    (path / "mine.py").write_text(text)
+@pytest.fixture
+def red(tmp_path, monkeypatch):
+    """red(code, ...) -> the reward of the class Red in a module of that code."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+    def load(code: str, **entry):
+        (tmp_path / "mine.py").write_text(code)
+        return rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red", **entry}})[
+            "red"
+        ]
+
+    return load
 
 
 @pytest.mark.parametrize(
@@ -200,23 +184,15 @@ def module(path, text: str) -> None:
         ),
     ],
 )
-def test_a_class_that_cannot_be_had_says_why(tmp_path, monkeypatch, code, entry, message):
-    module(tmp_path, code)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    with pytest.raises(UserError) as error:
-        rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red", **entry}})
-    assert message in str(error.value) and "\n" not in str(error.value)
+def test_a_class_that_cannot_be_had_says_why(red, code, entry, message):
+    with refused(re.escape(message)):
+        red(code, **entry)
 
 
-def test_a_misspelt_or_missing_setting_of_the_constructor_is_found_before_work(
-    tmp_path, monkeypatch
-):
-    module(
-        tmp_path,
-        "class Red:\n def __init__(self, strength): ...\n def score(self, images, prompts): ...",
+def test_a_misspelt_or_missing_setting_of_the_constructor_is_found_before_work(here, monkeypatch):
+    (here / "mine.py").write_text(
+        "class Red:\n def __init__(self, strength): ...\n def score(self, images, prompts): ..."
     )
-    monkeypatch.chdir(tmp_path)  # where a user works, and which no program searches by itself
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     for given, why in (
         ({"force": 2.0}, "missing a required argument: 'strength'"),
@@ -228,14 +204,10 @@ def test_a_misspelt_or_missing_setting_of_the_constructor_is_found_before_work(
     rewards.check("red", {"red": {"class": "mine:Red", "settings": {"strength": 1}}})
 
 
-def test_files_of_several_sizes_reach_a_class_as_tensors(tmp_path, monkeypatch):
-    module(
-        tmp_path,
-        "class Red:\n def score(self, images, prompts):\n  return images[:, 0].mean((1, 2))",
+def test_files_of_several_sizes_reach_a_class_as_tensors(red):
+    reward = red(
+        "class Red:\n def score(self, images, prompts):\n  return images[:, 0].mean((1, 2))"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    reward = rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red"}})["red"]
     files = [
         Image.new("RGB", size, (red, 9, 9))
         for size, red in (((4, 4), 255), ((8, 4), 51), ((4, 4), 0))
@@ -244,16 +216,12 @@ def test_files_of_several_sizes_reach_a_class_as_tensors(tmp_path, monkeypatch):
     assert reward(files[::2], ["a"] * 2).tolist() == [1.0, 0.0]
 
 
-def test_a_reward_that_changes_its_images_is_refused(tmp_path, monkeypatch):
+def test_a_reward_that_changes_its_images_is_refused(red):
     """Others score the same images, and an evaluation saves them."""
-    module(
-        tmp_path,
+    reward = red(
         "class Red:\n def score(self, images, prompts):\n"
-        "  return images.mul_(2).sub_(1).mean((1, 2, 3))",
+        "  return images.mul_(2).sub_(1).mean((1, 2, 3))"
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    reward = rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red"}})["red"]
     with pytest.raises(
         UserError, match=r"rewards.red.class: mine:Red: score\(images, prompts\) changes its images"
     ):
@@ -268,11 +236,7 @@ def test_a_reward_that_changes_its_images_is_refused(tmp_path, monkeypatch):
         ("[1.0] * 3", "a list"),
     ],
 )
-def test_scores_that_are_not_one_number_an_image_are_refused(tmp_path, monkeypatch, returned, got):
-    module(tmp_path, f"class Red:\n def score(self, images, prompts):\n  return {returned}")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    reward = rewards.load(["red"], tmp_path, section={"red": {"class": "mine:Red"}})["red"]
-    with pytest.raises(UserError, match=r"must return a tensor \[3\], it returned") as error:
+def test_scores_that_are_not_one_number_an_image_are_refused(red, returned, got):
+    reward = red(f"class Red:\n def score(self, images, prompts):\n  return {returned}")
+    with refused(rf"must return a tensor \[3\], it returned {re.escape(got)}$"):
         reward(torch.zeros(3, 3, 4, 4), ["a"] * 3)
-    assert str(error.value).endswith(got)

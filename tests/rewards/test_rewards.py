@@ -1,4 +1,4 @@
-"""What holds for every reward with weights: one batch equals many, tensors and PIL images agree, texts are encoded once.
+"""What holds for every reward with weights: batches, forms of images, texts encoded once.
 
 And HPS-v2.1, CLIP Score and PickScore score as open_clip and transformers do, used directly as the
 published model cards use them.
@@ -150,8 +150,7 @@ def test_image_reward_scores_each_image_with_its_prompt_alone(scorers, monkeypat
     assert seen == [4] and tokenized == [["a red circle", "a blue cross"]]
 
 
-def test_missing_models_say_which_stage_makes_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_missing_models_say_which_stage_makes_them(here):
     with pytest.raises(UserError, match="dvc repro models"):
         rewards.load(["hps"], Path("models", "tiny"))
 

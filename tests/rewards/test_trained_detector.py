@@ -1,9 +1,10 @@
-"""GenEval's verifier with a detector that was trained: on the images of task shapes, whose objects have exact boxes."""
+"""GenEval's verifier with a detector that was trained on the images of task shapes."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessor
 
 from g2rpo_core.rewards.geneval import Detector, GenEval, GenEvalSettings, Query
 from g2rpo_core.tasks.drawing import COLORS, SHAPES, nearest_color
@@ -27,7 +28,10 @@ def scenes_of(count: int, seed: int, *, testing: bool) -> tuple[list[ShapesScene
 
 
 def boxes_of(scenes: list[ShapesScene], images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each shape its label [N, 4], or 4 where it is not there, and its box [N, 4, 4] (centre, width, height) in [0, 1]."""
+    """Labels [N, 4] of the shapes, 4 for an absent one, and boxes [N, 4, 4] in [0, 1].
+
+    A box is its centre, width and height.
+    """
     pixels = nearest_color(images)
     labels, boxes = (
         torch.full((len(scenes), len(SHAPES)), len(SHAPES)),
@@ -48,9 +52,7 @@ def boxes_of(scenes: list[ShapesScene], images: torch.Tensor) -> tuple[torch.Ten
 
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory) -> Detector:
-    """A small YOLOS, each of whose four detection tokens learns one shape; saved and loaded as a published one is."""
-    from transformers import YolosConfig, YolosForObjectDetection, YolosImageProcessor
-
+    """A small YOLOS, each of whose detection tokens learns one shape; saved and loaded again."""
     torch.manual_seed(0)
     scenes, images = scenes_of(9000, 0, testing=False)
     labels, boxes = boxes_of(scenes, images)

@@ -89,7 +89,7 @@ def field(latents, sigma, prompt):
 
 @torch.no_grad()
 def one_by_one(velocity, method, sigmas, initial, noises, prompts=PROMPTS, group=GROUP):
-    """The published loop: every member, branch and granularity by itself, batch 1, nothing shared.
+    """Roll out as the published loop does: every member, branch and granularity alone.
 
     Clean latents, log-probabilities by SDE step, prompt and member, and the clean predictions
     before and after each SDE step.
@@ -308,7 +308,7 @@ def test_a_call_takes_the_earliest_steps_and_no_more_than_fits(name):
 
 @pytest.mark.parametrize("solver", ["euler", "dpm2"])
 def test_a_tree_without_noise_samples_every_member_as_the_solver_alone(solver):
-    """Each from its own initial noise; by Euler's steps it is `sample`, and the second order differs from it."""
+    """By Euler's steps it is `sample`; the second order differs from it."""
     tree = METHODS["diffusion_nft"].tree.build(5)
     initial, noises = noise(tree)
     velocity = lambda x, sigma, prompt: x * (1 + sigma.view(-1, 1, 1) ** 2) + prompt.view(-1, 1, 1)

@@ -54,28 +54,21 @@ def test_every_tail_starts_after_the_noise_and_rises(grid, steps):
             assert indices[-1] < steps
 
 
-@pytest.mark.parametrize("arguments", [(16, 15, 1), (16, -1, 1), (16, 0, 0), (16, 0, 1, "other")])
-def test_impossible_tails_are_refused(arguments):
+@pytest.mark.parametrize(
+    ("made", "arguments"),
+    [
+        *((tail, wrong) for wrong in ((16, 15, 1), (16, -1, 1), (16, 0, 0), (16, 0, 1, "other"))),
+        *((shifted_sigmas, wrong) for wrong in ((0, 3.0), (4, 0.0), (4, -1.0))),
+    ],
+)
+def test_impossible_tails_and_sigmas_are_refused(made, arguments):
     with pytest.raises(ValueError):
-        tail(*arguments)
-
-
-@pytest.mark.parametrize("arguments", [(0, 3.0), (4, 0.0), (4, -1.0)])
-def test_impossible_sigmas_are_refused(arguments):
-    with pytest.raises(ValueError):
-        shifted_sigmas(*arguments)
+        made(*arguments)
 
 
 def test_even_tails_have_equal_steps_and_are_mix_grpo_flashs_at_its_setting():
-    assert tail(25, 3, 3, "even") == [
-        4,
-        7,
-        10,
-        13,
-        16,
-        19,
-        22,
-    ]  # its 0.4 of T = 25 after the window 0...3: 8 points, 7 steps
+    # Its 0.4 of T = 25 after the window 0...3: 8 points, 7 steps
+    assert tail(25, 3, 3, "even") == list(range(4, 23, 3))
     for steps, sde_step, granularity in ((16, 2, 2), (10, 4, 3), (10, 8, 3)):
         path = [*tail(steps, sde_step, granularity, "even"), steps]
         assert path[0] == sde_step + 1

@@ -76,7 +76,7 @@ def test_euler_is_exact_for_a_constant_velocity():
 
 
 def test_cps_puts_noise_in_the_place_of_predicted_noise():
-    """The next latents are (1 - sigma') x0 + sigma' n, with n as much noise as at the start; without any it is the Euler step."""
+    """x' = (1 - sigma') x0 + sigma' n, with as much noise n as at the start; without any, Euler."""
     torch.manual_seed(0)
     x0, x1 = torch.randn(2, 1, 100_000)
     sigmas, step = shifted_sigmas(16, 3.0), 5
@@ -106,7 +106,7 @@ def test_kl_is_that_of_gaussians():
 
 
 def test_kl_is_flow_grpos_in_velocities_so_it_shrinks_with_the_step():
-    """Its paper's closed form, -Delta / 2 (s (1 - sigma) / (2 sigma) + 1 / s)^2 of the velocities' distance: the unit of `kl_coef`."""
+    """-Delta / 2 (s (1 - sigma) / (2 sigma) + 1 / s)^2 |v - v'|^2: the unit of `kl_coef`."""
     torch.manual_seed(0)
     latents, velocity, other = torch.randn(3, 4, 8, 8)
     for steps in (10, 40):
@@ -125,7 +125,7 @@ def test_kl_is_flow_grpos_in_velocities_so_it_shrinks_with_the_step():
 
 
 def test_second_order_steps_converge_faster_than_euler():
-    """On the velocity of Gaussian data, whose path has a closed form; halving the steps' length quarters the error."""
+    """Gaussian data has a path in closed form; half the step quarters the error."""
     spread, start = 0.5, torch.tensor([[1.5]])
     scale = lambda sigma: math.sqrt((1 - sigma) ** 2 * spread**2 + sigma**2)
     errors = {"dpm2": [], "euler": []}
@@ -165,7 +165,7 @@ def test_the_last_second_order_step_lands_on_the_prediction():
 
 @pytest.mark.parametrize("sde", ["flow", "dance"])
 def test_stochastic_paths_keep_the_marginals_of_the_ode(sde):
-    """Data N(m, s^2) has a linear velocity field in closed form; the SDE must reproduce the ODE's mean and variance.
+    """Data N(m, s^2) has a linear velocity field; the SDE must have the ODE's mean and variance.
 
     The moments of the discretized SDE are propagated exactly (each step is affine in x), so only
     the step size is left.

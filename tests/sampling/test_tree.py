@@ -51,7 +51,7 @@ def test_published_methods_cost():
     "branches", [[(k,) for k in range(6)], [(0, 1, 2, 3)], [(2, 4)], [tuple(range(9))]]
 )
 def test_nothing_is_evaluated_twice_and_nothing_is_missing(branches, grid):
-    """The nodes are exactly the different histories that following every branch and tail by itself visits."""
+    """Nodes are the different histories of all branches and tails."""
     steps, granularities = 10, (1, 2, 3)
     histories = set()
     for sde_steps in branches:
@@ -80,18 +80,18 @@ def test_coinciding_tails_share_their_leaf():
     assert len(set(tree.leaves[0])) == 1
 
 
-def test_an_sde_step_at_the_end_is_refused():
-    with pytest.raises(ValueError, match="noisy_step"):
-        build([(9,)], (1,), 10)
-
-
-def test_what_overlaps_or_splits_unequally_is_refused():
-    with pytest.raises(ValueError, match="SDE step 2 spans 3 steps, over another"):
-        build([(2, 4)], (1,), 10, spans={2: 3})
-    with pytest.raises(ValueError, match="noisy_step"):
-        build([(6,)], (1,), 10, spans={6: 4})
-    with pytest.raises(ValueError, match="branches split 1 and 2 times"):
-        build([(0, 1), (1,)], (1,), 10, splits=(0, 1))
+@pytest.mark.parametrize(
+    ("branches", "more", "match"),
+    [
+        ([(9,)], {}, "noisy_step"),
+        ([(6,)], {"spans": {6: 4}}, "noisy_step"),
+        ([(2, 4)], {"spans": {2: 3}}, "SDE step 2 spans 3 steps, over another"),
+        ([(0, 1), (1,)], {"splits": (0, 1)}, "branches split 1 and 2 times"),
+    ],
+)
+def test_what_overlaps_splits_unequally_or_is_at_the_end_is_refused(branches, more, match):
+    with pytest.raises(ValueError, match=match):
+        build(branches, (1,), 10, **more)
     assert build([(6,)], (1,), 10, spans={6: 3}).nodes[-1].step == 9
 
 

@@ -1,4 +1,4 @@
-"""Which of the project's own code a stage's module imports, directly or not: what it must declare to DVC.
+"""Which of the project's code a stage imports, directly or not: what it must declare to DVC.
 
 A package is declared as a folder, whichever of its files is imported; a module of stages/ as a
 file.

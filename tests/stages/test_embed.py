@@ -1,4 +1,4 @@
-"""Prompts that encoding would cut are left out or named, and those of a large set are encoded during training."""
+"""Prompts that encoding would cut are left out or named; large sets are encoded in training."""
 
 import shutil
 import sys
@@ -9,7 +9,7 @@ import torch
 
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.data.prompts import Prompt, write_prompts
-from stages import embed
+from stages import embed, train
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
@@ -18,21 +18,20 @@ SHORT = Prompt("short", "a red circle", "")
 
 
 @pytest.fixture
-def encode(models, tmp_path, monkeypatch):
-    """encode(train prompts, of a data set or not, profile) runs the stage on them, with one short test prompt of a file."""
+def encode(models, here, monkeypatch):
+    """encode(train prompts, of a data set or not, profile) runs the stage on them."""
 
     def run(prompts: list[Prompt], data_set: bool, profile: str = "tiny") -> None:
-        write_prompts(tmp_path / "prompts" / profile / "train.parquet", prompts, data_set=data_set)
-        write_prompts(tmp_path / "prompts" / profile / "test.parquet", [SHORT])
+        write_prompts(here / "prompts" / profile / "train.parquet", prompts, data_set=data_set)
+        write_prompts(here / "prompts" / profile / "test.parquet", [SHORT])
         monkeypatch.setattr(sys, "argv", ["embed", "--profile", profile])
         embed.main()
 
-    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
-    (tmp_path / "profiles" / "online.yaml").write_text("extends: tiny\nembed: {encode: online}\n")
-    (tmp_path / "models").mkdir()
+    shutil.copytree(ROOT / "profiles", here / "profiles")
+    (here / "profiles" / "online.yaml").write_text("extends: tiny\nembed: {encode: online}\n")
+    (here / "models").mkdir()
     for profile in ("tiny", "online"):
-        (tmp_path / "models" / profile).symlink_to(models)
-    monkeypatch.chdir(tmp_path)
+        (here / "models" / profile).symlink_to(models)
     return run
 
 
@@ -93,8 +92,6 @@ def test_prompts_encoded_online_have_the_encodings_that_would_be_stored(encode, 
 
 @pytest.mark.pipeline
 def test_a_run_trains_on_prompts_that_are_encoded_online(encode, models, tmp_path):
-    from stages import train
-
     text = (
         "extends: online\n"
         "methods: {g2rpo: {training: {iterations: 1, monitor: {every: 1, prompts: 1, rewards: "

@@ -132,7 +132,7 @@ def test_profiles_with_equal_settings_share_models_and_embeddings(folder):
 
 @pytest.fixture
 def published(folder, models):
-    """published(name=settings, ...) runs the stage on these entries, beside the session's models."""
+    """published(name=settings, ...) runs the stage on these entries."""
     (folder / "models").mkdir()
     (folder / "models" / "mine").symlink_to(models)
 
@@ -149,7 +149,7 @@ def published(folder, models):
 
 
 def test_weights_are_chosen_and_checked_when_they_are_fetched(folder, published, models):
-    """Not by an evaluation after the queue of a cluster: by their names and shapes, which stand in the headers."""
+    """By names and shapes in the headers, not after the queue of a cluster."""
     theirs = folder / "theirs"
     shutil.copytree(models / "pipeline" / "transformer", theirs)
     weights = theirs / "diffusion_pytorch_model.safetensors"

@@ -1,9 +1,6 @@
-"""A study over several bases: each is a project of its own, which builds what the study uses, and the report infers over them."""
+"""A study over several bases: each is a project of its own, and the report infers over them."""
 
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +29,7 @@ from studies import __main__ as studies
 from studies.bases import base_graph, base_params, lend_models, of_base
 from studies.dose.reward import Noise
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_module
 from tests.fixtures.projects import seconds_checkout
 from tests.reporting.test_recorded import compared_in
 
@@ -45,27 +43,50 @@ about: Over bases.
 equal: [iterations]
 methods: [first, second]
 entries:
-  first: {{method: g2rpo, label: The first, settings: {{tree: {{sde_steps: [0, 1], granularities: [1]}}}}, training: {{iterations: 1, snapshots: []}}}}
+  first:
+    method: g2rpo
+    label: The first
+    settings: {{tree: {{sde_steps: [0, 1], granularities: [1]}}}}
+    training: {{iterations: 1, snapshots: []}}
   second: {{method: mix_grpo, label: The second, training: {{iterations: 1, snapshots: []}}}}
 changes:
   rewards: {{noise: {{class: "studies.dose.reward:Noise", label: noise}}}}
-  evaluation: {{diversity: null, rewards: [hps, clip_score, verifier], checkpoints: [final], steps: [{steps}]}}
+  evaluation:
+    diversity: null
+    rewards: [hps, clip_score, verifier]
+    checkpoints: [final]
+    steps: [{steps}]
   training: {{snapshots: [], monitor: {{every: 1, prompts: 3, rewards: [verifier]}}}}
 comparisons: [{{method: first, against: second, role: primary}}]
 """
 
 
 @pytest.fixture
-def study(tmp_path, monkeypatch):
+def study(here):
     """A folder with the project's graph and profiles, and a study of profile `tiny`."""
     for name in ("profiles", "dvc.yaml", "g2rpo_core", "stages"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    home = tmp_path / "studies" / "several"
+        (here / name).symlink_to(ROOT / name)
+    home = here / "studies" / "several"
     home.mkdir(parents=True)
-    shutil.copy(ROOT / "studies" / "study.yaml", tmp_path / "studies")
+    shutil.copy(ROOT / "studies" / "study.yaml", here / "studies")
     (home / "params.yaml").write_text(STUDY.format(profile="tiny", steps=10))
-    monkeypatch.chdir(tmp_path)
     return load_study("several")
+
+
+def write_graph(home: Path, study) -> None:
+    """The DVC project of base 2 of a study."""
+    files = {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(of_base(study, 2))}
+    studies.write_project(home, "../../../", files)
+
+
+@pytest.fixture
+def home(study) -> Path:
+    """The project of the study's base 2, with its profile."""
+    home, source = Path("studies/several/base-2"), profile_path("tiny")
+    write_graph(home, study)
+    written = resolve(source, load_study("several/base-2")).data
+    write_profile(home / "reports" / "profile.yaml", written, source)
+    return home
 
 
 def test_a_base_has_its_seed_and_builds_only_what_the_study_uses(study):
@@ -114,19 +135,7 @@ def test_weights_of_a_base_are_not_laid_over_the_models_of_the_profile(study):
         find_weights(str(run), "tiny")
 
 
-def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
-    home = Path("studies/several/base-2")
-    studies.write_project(
-        home,
-        "../../../",
-        {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(of_base(study, 2))},
-    )
-    source = profile_path("tiny")
-    write_profile(
-        home / "reports" / "profile.yaml",
-        resolve(source, load_study("several/base-2")).data,
-        source,
-    )
+def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(home):
     stages = {stage.name: stage for stage in Repo(str(home)).index.stages}
     runs = [f"{name}-{seed}" for name in ("first", "second") for seed in (3, 4)]
     assert set(stages) == {
@@ -163,17 +172,8 @@ def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(study):
     assert settings["rewards"]["noise"]["class"] == "studies.dose.reward:Noise"
 
 
-def test_a_stage_of_a_study_is_looked_up_in_its_own_graph(study):
-    """From the main project's folder, whose graph has no such stage: what its command is, and that no finished run is removed."""
-    home = Path("studies/several/base-2")
-    files = {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(of_base(study, 2))}
-    studies.write_project(home, "../../../", files)
-    source = profile_path("tiny")
-    write_profile(
-        home / "reports" / "profile.yaml",
-        resolve(source, load_study("several/base-2")).data,
-        source,
-    )
+def test_a_stage_of_a_study_is_looked_up_in_its_own_graph(home):
+    """From the main project's folder, whose graph has no such stage."""
     options = {"profile": "tiny", "study": "several/base-2", "method": "first", "seed": "3"}
     assert options_of("train@first-3", home) == options and options_of("train@first-9", home) == {}
     finished = home / "runs" / "first-3" / TRAINING_RECORDS
@@ -196,12 +196,7 @@ def test_a_base_that_another_study_has_built_is_not_built_again(study, monkeypat
     """By DVC itself: what it takes from its cache runs no command."""
     built, asks = (Path("studies", name, "base-2").absolute() for name in ("several", "other"))
     for home in (built, asks):
-        named = of_base(study.model_copy(update={"study": home.parts[-2]}), 2)
-        studies.write_project(
-            home,
-            "../../../",
-            {"dvc.yaml": base_graph(studies.GRAPH), "params.yaml": base_params(named)},
-        )
+        write_graph(home, study.model_copy(update={"study": home.parts[-2]}))
         (home / "reports").mkdir()
         (home / "reports" / "profile.yaml").write_text("{numerics: native, models: {seed: 2}}\n")
     (built / "models").mkdir()
@@ -363,7 +358,7 @@ def test_studies_over_bases_load_on_each_base(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, middle, within, costs",  # the middle and the share within which all are are the protocol's
+    "name, middle, within, costs",  # middle and share are the protocol's
     [
         (
             "equal_compute",
@@ -448,15 +443,7 @@ def test_a_study_over_bases_builds_trains_and_reports(tmp_path):
         .replace("[first, second]", "[first]")
     )
     (home / "params.yaml").write_text(params.partition("comparisons")[0])
-    environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
-    run = lambda *words: subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    done = run("studies", "run", "several")
+    done = run_module("studies", "run", "several", folder=tmp_path, DVC_NO_ANALYTICS="1")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "over builds: Student's t" in (home / "reports" / "report.md").read_text()
     hashes = pd.read_csv(home / "runs.txt", sep=" ", index_col="run", dtype=str)

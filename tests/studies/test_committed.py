@@ -1,5 +1,3 @@
-import subprocess
-
 import pandas as pd
 import pytest
 from ruamel.yaml import YAML
@@ -9,6 +7,7 @@ from studies import __main__ as studies
 from studies.committed import hashes_in, states, write_seconds
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
+from tests.fixtures.projects import git
 
 STUDIES = sorted(
     path.parent.name for path in (ROOT / "studies").glob("*/results.parquet")
@@ -79,12 +78,9 @@ def project(tmp_path):
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
     for file in ("params.yaml", "runs.txt"):
         (home / file).write_bytes((ROOT / "studies" / "steps" / file).read_bytes())
-    for words in (
-        ["init"],
-        ["add", "-A"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first"],
-    ):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True, capture_output=True)
+    git(tmp_path, "init")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-m", "first")
     return tmp_path
 
 
@@ -140,9 +136,7 @@ def test_seconds_are_medians_and_those_of_runs_made_elsewhere_stay(tmp_path, mon
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_commits_its_settings_numbers_and_page_alone(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    listed = subprocess.run(
-        ["git", "ls-files", f"studies/{name}"], capture_output=True, text=True, check=True
-    ).stdout.split()
+    listed = git(ROOT, "ls-files", f"studies/{name}").split()
     assert {file.split("/", 2)[2] for file in listed} - {"seconds.json"} == KEPT | OWN.get(
         name, set()
     )

@@ -115,7 +115,7 @@ def test_noise_that_the_eye_ignores_does_not_matter(drawn):
 
 
 def test_one_wrong_attribute_is_always_seen(task, drawn):
-    """An image of a scene's neighbour never holds everything, and holds what they have in common."""
+    """A neighbour's image never holds everything, and holds what they share."""
     scenes, _ = drawn
     rng = np.random.default_rng(0)
     others = [task.neighbour(scene, rng) for scene in scenes]
@@ -166,7 +166,7 @@ def test_each_attribute_of_marks_is_checked_by_itself(shown, wrong):
 
 
 def test_fine_detail_is_lost_where_an_image_is_blurred():
-    """Of `marks`: four pixels of one tone leave plain objects as they are, and take textures and marks away."""
+    """Blocks of 4 x 4 pixels leave plain objects and take textures and marks away."""
     task = TASKS["marks"]
     scenes = task.distinct_scenes(400, 0, testing=False)
     images = torch.from_numpy(np.stack([task.draw(scene) for scene in scenes]))

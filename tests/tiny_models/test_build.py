@@ -14,8 +14,11 @@ from pathlib import Path
 from g2rpo_core.tiny_models.build import build_models
 from g2rpo_core.tiny_models.settings import BuiltModels
 if __name__ == "__main__":
-    fits = {name: dict(steps=int(steps), batch=1, learning_rate=1e-3) for name, steps in zip(("vae", "flux", "hps"), sys.argv[2:])}
-    build_models(Path(sys.argv[1]), BuiltModels(source="shapes", seed=0, images=8, **fits), Path("parts"))
+    how = dict(batch=1, learning_rate=1e-3)
+    named = zip(("vae", "flux", "hps"), sys.argv[2:])
+    fits = {name: how | {"steps": int(steps)} for name, steps in named}
+    built = BuiltModels(source="shapes", seed=0, images=8, **fits)
+    build_models(Path(sys.argv[1]), built, Path("parts"))
 """
 
 

@@ -1,4 +1,4 @@
-"""Small models are built on the device that they are given: here on one without data, whose tensors PyTorch refuses to mix with the CPU's."""
+"""Small models are built on their device: here one without data, which cannot mix with the CPU."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ MODE = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def without_data(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the device that has no data; an operation refuses it together with one of another device."""
+    """A tensor of the device without data, which cannot be mixed with one of another."""
     fake = tensor if isinstance(tensor, FakeTensor) else MODE.from_tensor(tensor.detach())
     with MODE:
         return fake.detach().to(device)

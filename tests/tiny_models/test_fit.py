@@ -1,8 +1,11 @@
 import pytest
 import torch
 
+from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tiny_models.fit import MOMENTUM, Muon, fit, make_optimizers, orthogonal, rate_share
+from g2rpo_core.tiny_models.hpsv3 import train_hpsv3
 from g2rpo_core.tiny_models.settings import FitSettings
+from g2rpo_core.tiny_models.unified_reward import train_vlm
 
 HOW = FitSettings(steps=40, batch=4, learning_rate=1e-2, muon_rate=0.1)
 
@@ -100,3 +103,12 @@ def test_a_fit_learns_and_is_the_same_every_time():
 
     (before, loss, weight), (_, again, same) = fitted(), fitted()
     assert loss < before / 5 and loss == again and torch.equal(weight, same)
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("train", [train_hpsv3, train_vlm])
+def test_the_same_seed_teaches_the_same_weights(train):
+    how = FitSettings(steps=2, batch=4, learning_rate=1e-3)
+    first, second, other = (train(TASKS["shapes"], how, seed)[0].state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)

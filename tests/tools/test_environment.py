@@ -1,4 +1,4 @@
-"""`make env` in a small checkout of its own, whose pinned package and build backend are files beside it: no network, seconds."""
+"""`make env` in a small checkout with a package and a build backend of its own: no network."""
 
 import os
 import shutil
@@ -42,10 +42,12 @@ def write_wheel(folder, name, version):
     files = {
         f"{name}.py": f"version = __version__ = {version!r}\\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\\nGenerator: test\\n"
+        "Root-Is-Purelib: true\\nTag: py3-none-any\\n",
     }
     def line(path, text):
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())
+        digest = digest.rstrip(b"=").decode()
         return f"{path},sha256={digest},{len(text)}\\n"
     files[f"{info}/RECORD"] = "".join(line(*each) for each in files.items()) + f"{info}/RECORD,,\\n"
     with zipfile.ZipFile(Path(folder, f"{name}-{version}-py3-none-any.whl"), "w") as wheel:
@@ -65,7 +67,7 @@ class Checkout:
         (folder / "tools").mkdir(parents=True)
         for name in TOOLS:
             shutil.copy(ROOT / "tools" / name, folder / "tools")
-        (folder / "g2rpo_core" / "foundation").mkdir(parents=True)
+        (folder / "g2rpo_core" / "numerics").mkdir(parents=True)
         for name in ("__init__.py", "numerics/__init__.py", "numerics/driver.py"):
             shutil.copy(ROOT / "g2rpo_core" / name, folder / "g2rpo_core" / name)
         shutil.copy(ROOT / "Makefile", folder)
@@ -146,7 +148,10 @@ class Checkout:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> tuple[Checkout, list[str]]:
-    """A checkout in which two makes built the environment at once over a folder of an earlier Makefile, and what they printed."""
+    """Two makes build the environment at once over an earlier Makefile's folder.
+
+    The checkout, and what they printed.
+    """
     checkout = Checkout(tmp_path_factory.mktemp("checkout") / "with a space")
     checkout.link.mkdir()
     (checkout.link / "ready").touch()
@@ -257,7 +262,10 @@ def test_without_an_environment_a_target_that_reads_builds_none(tmp_path, target
 
 @pytest.fixture(scope="module")
 def with_torch(tmp_path_factory) -> Checkout:
-    """A checkout that pins torch and torchvision, of which its index has several builds, and torch's CPU build for one version alone."""
+    """A checkout that pins torch and torchvision.
+
+    Its index has several builds of these, and torch's CPU build for one version alone.
+    """
     checkout = Checkout(tmp_path_factory.mktemp("torch") / "checkout")
     for name in ("torch", "torchvision"):
         for build in ("", "+cpu", "+cu126"):

@@ -1,11 +1,8 @@
-"""A run as it is watched: its progress bar and warnings, real event files, and TensorBoard's own page."""
+"""A run as it is watched: progress bar, warnings and event files."""
 
-import json
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.tracking import display as tracking
 from g2rpo_core.tracking.display import CAPTION, Display, Tracking
 from g2rpo_core.training.settings import SampleSettings, TrackingSettings
-from tests.fixtures.browser import open_page
+from tests.fixtures.errors import refused
+from tests.fixtures.projects import git
 from tests.fixtures.rollouts import small_method
-from tests.fixtures.waiting import HUNG, until
 
 SETTINGS = TrackingSettings(samples=SampleSettings(every=2, prompts=2))
 RECORD = {
@@ -46,6 +42,16 @@ def record(iteration: int, reward: float) -> dict:
     }
 
 
+def tracked(name: str, folder: Path, told: Iterable[tuple[int, float]], first: int = 0, **more):
+    """A finished run of that name, with a record of each iteration and reward."""
+    run = Tracking(name, SETTINGS, first=first, folder=folder)
+    for attribute, value in more.items():
+        setattr(run, attribute, value)
+    for iteration, reward in told:
+        run.record(record(iteration, reward), 12)
+    run.finish()
+
+
 def events_of(folder):
     events = EventAccumulator(str(folder))
     events.Reload()
@@ -53,10 +59,7 @@ def events_of(folder):
 
 
 def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
-    run = Tracking("tiny/g2rpo-1", SETTINGS, folder=tmp_path)
-    for iteration in range(3):
-        run.record(record(iteration, iteration / 10), 12)
-    run.finish()
+    tracked("tiny/g2rpo-1", tmp_path, [(0, 0.0), (1, 0.1), (2, 0.2)])
     events = events_of(tmp_path / "tiny" / "g2rpo-1")
     curves = set(events.Tags()["scalars"])
     assert {
@@ -87,36 +90,20 @@ def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
 
 
 def test_the_share_of_the_peak_is_a_curve_where_the_peak_is_known(tmp_path):
-    for name, share in (
-        ("gpu", lambda before, after: after["seconds"] - before["seconds"]),
-        ("cpu", None),
-    ):
-        run = Tracking(name, SETTINGS, folder=tmp_path)
-        run.share = share
-        for iteration in range(2):
-            run.record(record(iteration, 0.5), 12)
-        run.finish()
+    seconds = lambda before, after: after["seconds"] - before["seconds"]
+    for name, share in (("gpu", seconds), ("cpu", None)):
+        tracked(name, tmp_path, [(0, 0.5), (1, 0.5)], share=share)
     assert [event.value for event in events_of(tmp_path / "gpu").Scalars("perf/mfu")] == [2.0]
-    assert not [
-        name for name in events_of(tmp_path / "cpu").Tags()["scalars"] if name.startswith("perf/")
-    ]
+    curves = events_of(tmp_path / "cpu").Tags()["scalars"]
+    assert not [name for name in curves if name.startswith("perf/")]
 
 
 def test_a_resumed_run_takes_back_what_was_told_after_its_checkpoint(tmp_path):
-    killed = Tracking("run", SETTINGS, folder=tmp_path)
-    for iteration in range(5):
-        killed.record(record(iteration, 0.5), 12)
-    killed.finish()
+    tracked("run", tmp_path, [(iteration, 0.5) for iteration in range(5)])
     time.sleep(1.1)  # files of events are named by the second and read in their order
-    resumed = Tracking("run", SETTINGS, first=2, folder=tmp_path)
-    for iteration in (2, 3):
-        resumed.record(record(iteration, 0.25), 12)
-    resumed.finish()
-    told = {
-        event.step: event.value
-        for event in events_of(tmp_path / "run").Scalars("rewards/reward_hps")
-    }
-    assert told == {0: 0.5, 1: 0.5, 2: 0.25, 3: 0.25}
+    tracked("run", tmp_path, [(2, 0.25), (3, 0.25)], first=2)
+    curve = events_of(tmp_path / "run").Scalars("rewards/reward_hps")
+    assert {event.step: event.value for event in curve} == {0: 0.5, 1: 0.5, 2: 0.25, 3: 0.25}
 
 
 def test_images_are_below_those_of_the_model_before_training(tmp_path):
@@ -181,70 +168,25 @@ def test_a_new_run_shows_no_picture_of_an_earlier_one(tmp_path):
 
 def test_a_tracker_that_is_not_installed_ends_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
-    with pytest.raises(
-        UserError,
-        match="training.tracking.to: wandb is not installed: pip install wandb, or leave it out",
-    ):
+    with refused("tracking.to: wandb is not installed: pip install wandb, or leave it out"):
         Tracking("run", TrackingSettings(to=("wandb",)), folder=tmp_path)
 
 
-@pytest.mark.pipeline
-def test_tensorboards_page_shows_the_curves(tmp_path):
-    run = Tracking("tiny/g2rpo-1", SETTINGS, folder=tmp_path / "live")
-    for iteration in range(3):
-        run.record(record(iteration, 0.1), 12)
-    run.finish()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(tmp_path / "live"),
-        "--port",
-        str(port),
-        "--load_fast",
-        "false",
-    ]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        page_of = f"http://127.0.0.1:{port}"
-        until(
-            lambda: "tiny/g2rpo-1" in json.load(urllib.request.urlopen(f"{page_of}/data/runs")),
-            ignoring=(OSError,),
-        )
-        with open_page(page_of, tmp_path / "chromium") as page:
-            texts = "Array.from(document.querySelectorAll('*')).map(one => one.textContent.trim())"
-            until(
-                lambda: {"held out", "rewards", "memory"} <= set(page.evaluate(texts))
-            )  # the groups of curves
-    finally:
-        server.terminate()
-        server.wait(timeout=HUNG)
-
-
-def test_dvclive_has_curves_and_the_newest_images_and_leaves_the_pipeline_alone(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    for words in (
-        ["init"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", "first"],
-    ):
-        subprocess.run(["git", *words], check=True, capture_output=True)
-    run = Tracking("tiny/g2rpo-1", TrackingSettings(to=("dvclive",)), folder=tmp_path / "live")
+def test_dvclive_has_curves_and_the_newest_images_and_leaves_the_pipeline_alone(here):
+    git(here, "init")
+    git(here, "commit", "--allow-empty", "-m", "first")
+    run = Tracking("tiny/g2rpo-1", TrackingSettings(to=("dvclive",)), folder=here / "live")
     for iteration in range(3):
         run.record(record(iteration, iteration / 10), 12)
     run.samples(2, torch.ones(2, 3, 32, 32), ["a circle", "a cross"])
     run.configure({"training.learning_rate": 0.1})
     run.finish()
-    home = tmp_path / "live" / "tiny" / "g2rpo-1" / "dvclive"
+    home = here / "live" / "tiny" / "g2rpo-1" / "dvclive"
     lines = (home / "plots" / "metrics" / "rewards" / "reward_hps.tsv").read_text().split()
     assert lines == ["step", "reward_hps", "0", "0.0", "1", "0.1", "2", "0.2"]
     assert (home / "params.yaml").read_text() == "training.learning_rate: 0.1\n"
     assert Image.open(home / "plots" / "images" / "samples.png").size[0] > 256
-    assert not (tmp_path / "dvc.yaml").exists()
+    assert not (here / "dvc.yaml").exists()
 
 
 def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing(
@@ -293,14 +235,13 @@ def test_every_tracker_is_finished_with_the_run(tmp_path, monkeypatch):
 
 
 def test_the_same_name_with_another_setting_is_another_row_of_the_settings(
-    make_trainer, embeddings, tmp_path, monkeypatch
+    make_trainer, embeddings, here
 ):
-    monkeypatch.chdir(tmp_path)
     told = []
     for rate in (1e-3, 2e-3):
         trainer = make_trainer(small_method("g2rpo"), iterations=4, learning_rate=rate)
         Display(f"tiny/g2rpo-{rate}", trainer, embeddings, first=0).finish()
-        data = events_of(tmp_path / ".cache" / "live" / "tiny" / f"g2rpo-{rate}").summary_metadata[
+        data = events_of(here / ".cache" / "live" / "tiny" / f"g2rpo-{rate}").summary_metadata[
             "_hparams_/session_start_info"
         ]
         content = plugin_data_pb2.HParamsPluginData.FromString(
@@ -327,10 +268,7 @@ def trainer(make_trainer):
     return make_trainer(small_method("g2rpo"), iterations=4, tracking=tracking)
 
 
-def test_a_run_shows_progress_samples_and_warnings(
-    trainer, embeddings, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_shows_progress_samples_and_warnings(trainer, embeddings, here, capsys):
     display = Display("tiny/g2rpo-1", trainer, embeddings, first=1)
     display.record(RECORD)
     display.group(2, "a red circle", torch.rand(3, 3, 32, 32), torch.rand(1, 3))
@@ -340,16 +278,13 @@ def test_a_run_shows_progress_samples_and_warnings(
     said = capsys.readouterr().err
     assert "warning: g2rpo-1, iteration 2: the ratio drifts" in said
     assert "2/4" in said and "redness=0.250" in said and "NFE/s=200" in said
-    shown = {
-        file.name for file in (tmp_path / ".cache" / "live" / "tiny" / "g2rpo-1").glob("*.png")
-    }
+    shown = {file.name for file in (here / ".cache" / "live" / "tiny" / "g2rpo-1").glob("*.png")}
     assert shown == {"samples-000002.png", "group-000002.png"}
 
 
 def test_other_processes_help_to_sample_and_show_nothing(
-    trainer, embeddings, tmp_path, monkeypatch, capsys
+    trainer, embeddings, here, monkeypatch, capsys
 ):
-    monkeypatch.chdir(tmp_path)
     trainer.processes = ProcessGroup(1, 2)
     sampled = []
     monkeypatch.setattr(
@@ -361,11 +296,10 @@ def test_other_processes_help_to_sample_and_show_nothing(
     display.record(RECORD)
     display.warn(2, "the ratio drifts")
     display.finish()
-    assert sum(sampled) == 3 and not capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert sum(sampled) == 3 and not capsys.readouterr().err and not list(here.iterdir())
 
 
-def test_a_stderr_that_nobody_reads_ends_nothing(trainer, embeddings, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_stderr_that_nobody_reads_ends_nothing(trainer, embeddings, here, monkeypatch):
     display = Display("tiny/g2rpo-1", trainer, embeddings, first=0)
 
     def broken(*_, **__):

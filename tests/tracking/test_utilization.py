@@ -1,4 +1,4 @@
-"""The share of the machine's peak that a run reaches: operations of a real iteration against those that are counted."""
+"""The share of the machine's peak: operations of a real iteration against those counted."""
 
 import pytest
 import torch

@@ -1,10 +1,10 @@
-"""The update, the schedule of the learning rate, and limits, held to closed forms: small faults in them train something else in silence."""
+"""Update, learning rate and limits in closed form: small faults would stay unseen."""
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from g2rpo_core.algorithm.advantage import branch_advantages
-from g2rpo_core.algorithm.batch import split_updates
 from g2rpo_core.data.embeddings import check_lengths
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed import checkpoint
@@ -16,6 +16,7 @@ from g2rpo_core.training.loop import bytes_needed, train
 from g2rpo_core.training.metrics import reward_metrics, update_metrics
 from g2rpo_core.training.settings import EmaSettings
 from g2rpo_core.training.trainer import learning_rate_at
+from tests.fixtures.errors import refused
 from tests.fixtures.rollouts import redness, small_method, with_advantages
 
 
@@ -57,7 +58,7 @@ def test_the_optimizer_steps_with_the_learning_rate_of_the_iteration(make_traine
 
 
 def test_the_loss_is_the_mean_over_all_batches_of_an_update(make_trainer, policy, monkeypatch):
-    """Four batches or one: the same loss, clip share and gradient norm; each transition counts once."""
+    """Each transition counts once, in however many batches."""
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
     records = []
     for latents in (1, 2, 64):
@@ -90,20 +91,6 @@ def test_the_loss_is_minus_the_mean_advantage_while_nothing_was_learned(
     measured = trainer.update(conditioning, trainer.objective.update(transitions))
     assert measured["loss"] == pytest.approx(-advantages.mean().item(), rel=1e-4)
     assert measured["num_transitions"] == 6 and measured["clip_ratio"] == 0
-
-
-def test_every_sampled_member_is_trained_on_once_whatever_the_updates(make_trainer, embeddings):
-    trainer = make_trainer(small_method("mix_grpo"))
-    advantages = torch.arange(6.0).view(2, 1, 3)
-    sampled = trainer.sampler(embeddings.conditioning([0, 1]), 0)
-    transitions = [with_advantages(each, advantages) for each in sampled.transitions]
-    for index in range(len(transitions)):
-        of_parts = [part[index].advantages for part in split_updates(transitions, 2)]
-        assert torch.equal(torch.cat(of_parts, -1), advantages[:, 0]) and [
-            part.shape[-1] for part in of_parts
-        ] == [2, 1]
-    assert split_updates(transitions, "step") == [[each] for each in transitions]
-    assert split_updates(transitions, "iteration") == [transitions]
 
 
 def test_advantages_of_a_branch_are_those_of_its_own_group(tiny):
@@ -154,7 +141,7 @@ def test_records_are_means_by_hand():
 
 
 def test_groups_without_spread_are_counted_among_those_that_are_compared():
-    """Four members of two noises: 1 1 2 2 has a spread among all, and none within the halves; one last bit is none."""
+    """1 1 2 2 has a spread among all, and none within the halves; one last bit is none."""
     rewards = torch.tensor([[1.0, 1.0, 2.0, 2.0], [0.3, 0.3, 0.3, 0.30000004]]).view(1, 2, 1, 1, 4)
     share = lambda groups: reward_metrics(["red"], rewards, torch.zeros(1), (1,), 5.0, groups)[
         "no_spread_red"
@@ -174,16 +161,11 @@ def test_the_old_policy_ratio_may_be_off_by_as_much_as_is_allowed_and_no_more(ma
 
 
 def test_a_prompt_of_as_many_tokens_as_allowed_is_taken_and_one_more_is_not(models):
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(models / "pipeline" / "tokenizer_2")
     prompt = Prompt("p-000000", "a red circle", "")
     length = len(tokenizer(prompt.text).input_ids)
     check_lengths([prompt], tokenizer, length)
-    with pytest.raises(
-        UserError,
-        match=f"has {length} tokens .*max_sequence_length = {length - 1}: .* or set {length}",
-    ):
+    with refused(f"has {length} tokens .*max_.* = {length - 1}: .* or set {length}"):
         check_lengths([prompt], tokenizer, length - 1)
 
 
@@ -193,15 +175,6 @@ def test_as_many_latents_go_into_a_call_as_its_tokens_hold(policy, embeddings):
     assert [
         policy.batch_size(count, conditioning) for count in (1, tokens, 2 * tokens - 1, 2 * tokens)
     ] == [1, 1, 1, 2]
-
-
-def test_a_window_moves_and_starts_again():
-    window = small_method("mix_grpo").tree.window.model_copy(
-        update={"size": 2, "stride": 1, "every": 2}
-    )
-    chosen = [window.choose((0, 1, 2, 3), iteration, 0) for iteration in range(8)]
-    assert chosen == [(0, 1), (0, 1), (1, 2), (1, 2), (2, 3), (2, 3), (0, 1), (0, 1)]
-    assert window.model_copy(update={"size": 9}).choose((0, 1), 5, 0) == (0, 1)
 
 
 def test_the_rewards_of_a_run_are_those_of_its_images(make_trainer):

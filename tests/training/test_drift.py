@@ -1,4 +1,4 @@
-"""Numbers that drift: when they are told, and that they stop a run that asks for it, with a checkpoint."""
+"""Numbers that drift: when they are told, and that they stop a run that asks for it."""
 
 from functools import partial
 
@@ -68,7 +68,7 @@ def test_a_held_out_reward_that_falls_while_the_trained_one_rises(training):
 
 
 def test_an_interval_holds_the_iterations_after_a_measurement_up_to_the_next(training):
-    """Rewards in training 5, 1 | 4, 3 | 2, 6: means 3, 3.5 and 4 rise; shifted by one they would not."""
+    """5, 1 | 4, 3 | 2, 6: means 3, 3.5 and 4 rise; shifted by one they would not."""
     rewards = {1: 5, 2: 1, 3: 4, 4: 3, 5: 2, 6: 6}
     told = history(
         records(6, heldout=lambda n: -n, reward=rewards.get),
@@ -210,7 +210,7 @@ def test_a_run_that_asks_for_it_is_stopped_with_a_checkpoint_and_goes_on_without
 
 
 def test_a_ratio_that_is_off_warns_and_stops_no_run(make_trainer, policy, tmp_path):
-    """Weights that move between rollout and update, here while scoring, even in a run that stops at a warning."""
+    """Weights move while scoring, in a run that stops at a warning."""
     weight, warned = policy.transformer.proj_out.weight, []
 
     def moving(images, prompts):

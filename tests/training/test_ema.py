@@ -1,4 +1,4 @@
-"""The average of the weights: its closed form, that it is what is measured and kept, and that the weights come back to the bit."""
+"""The average of the weights: its closed form, where it is used, and the weights afterwards."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from tests.fixtures.rollouts import small_method
 
 
 def test_the_average_is_flow_grpos_sum(policy):
-    """The weights of steps 1, 3, 5, ... by decays min((1 + n) / (10 + n), 0.3), the start by their product."""
+    """Steps 1, 3, 5, ... with decays min((1 + n) / (10 + n), 0.3)."""
     weight = policy.transformer.proj_out.weight
     ema = Average(policy, EmaSettings(decay=0.3, every=2))
     expected, generator = weight.detach().clone().double(), torch.Generator().manual_seed(0)
@@ -98,7 +98,7 @@ def test_the_monitor_snapshots_and_the_result_are_the_averages(
 
 
 def test_a_resumed_average_goes_on_counting_whatever_moments_count(make_trainer):
-    """A parameter without gradient has moments of step 0, so the optimizer's steps are no count of updates."""
+    """A parameter without gradient has moments of step 0: the optimizer counts no updates."""
     ema, method = (
         EmaSettings(decay=0.9, every=1),
         small_method("g2rpo", objective={"updates_per_rollout": 2}),

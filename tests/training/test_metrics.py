@@ -48,7 +48,7 @@ def test_the_mean_is_over_the_first_prompts_each_counted_once(
 def test_processes_share_the_batches_and_find_what_one_finds(
     policy, embeddings, settings, monkeypatch
 ):
-    """Five prompts in batches of two, by two processes: the second makes the last batch again, and it counts once."""
+    """The second of two makes the last batch again, and it counts once."""
     sampling = settings[0].model_copy(update={"decode_batch": 2})
     alone = heldout_means(policy, embeddings, {"redness": redness}, 5, sampling)
     told: list[dict] = []

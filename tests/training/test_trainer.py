@@ -31,7 +31,7 @@ def test_ratio_is_one_before_the_first_update(make_trainer, name):
 
 @pytest.mark.parametrize("name", NOISED)
 def test_a_method_of_noised_images_begins_at_the_policy_that_sampled(make_trainer, name):
-    """It has no ratio; how far the policy has moved from the old one is 0 before the first update, and not after it."""
+    """It has no ratio; how far the policy moved from the old one is 0 at first."""
     records = list(make_trainer(small_method(name), learning_rate=1e-3).run())
     assert (
         len(records) == 2
@@ -79,7 +79,7 @@ def test_gradient_does_not_depend_on_the_batch_size(make_trainer, policy, name, 
 
 
 def test_gradient_is_that_of_the_written_objective(make_trainer, policy, embeddings):
-    """Eq. 9 with the ratio at one, term by term: mean over prompts, SDE steps and members of -A grad log p."""
+    """Eq. 9 with ratio 1: mean over prompts, SDE steps and members of -A grad log p."""
     method, sigmas = small_method("g2rpo"), shifted_sigmas(6, 3.0)
     tree = method.tree.build(6)
     initial, noises = noise(tree)
@@ -213,7 +213,7 @@ def test_kl_starts_at_zero_and_holds_the_policy_to_the_base(make_trainer, policy
 def test_the_normalized_ratio_starts_at_one_and_weighs_steps_by_noise_over_length(
     make_trainer, policy, embeddings
 ):
-    """At the first update its gradient is that of the plain ratio with each step's loss times std / (sigma - sigma')."""
+    """Its first gradient is the plain ratio's with each step times std / (sigma - sigma')."""
     gradients = {}
     for ratio in ("plain", "normalized"):
         trainer = make_trainer(small_method("g2rpo", objective={"ratio": ratio}), max_grad_norm=1e9)
@@ -288,7 +288,7 @@ def test_a_lora_learns_and_leaves_the_base_as_it_was(make_trainer, models):
 
 
 def test_an_experiment_may_hook_in_another_sampler(make_trainer, policy):
-    """Rollouts with groups of another size each: the trainer takes what it is given, and counts it."""
+    """The trainer takes the groups that it is given, and counts them."""
     usual = make_trainer(small_method("g2rpo"))
     samplers = [
         make_trainer(small_method("g2rpo"), num_generations=size).sampler for size in (2, 4)
@@ -308,7 +308,7 @@ def test_an_experiment_may_hook_in_another_sampler(make_trainer, policy):
 
 
 def test_a_run_that_is_asked_to_stop_samples_no_further(make_trainer, policy):
-    """It looks before every call of the transformer, which may take a minute, and before it scores."""
+    """It looks before every call of the transformer, and before it scores."""
     trainer = make_trainer(small_method("g2rpo"))
     calls = []
 

@@ -1,4 +1,4 @@
-"""Hold a request from the page, which fits into a link, and draw and score the images that answer it."""
+"""A request from the page, which fits into a link, and the scored images that answer it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -29,17 +29,17 @@ class ImageRequest(Settings):
 
     prompt: str = Field(max_length=5000)
     seed: int = Field(
-        ge=0, lt=2**32, description="of the initial noise, as `g2rpo generate --seeds`"
+        ge=0, lt=2**32, description="Seeds of the initial noise, as `g2rpo generate --seeds`"
     )
     steps: int = Field(ge=1, le=MOST_STEPS)
     guidance: float | None = Field(
         ge=0,
         le=20,
-        description="null: that which each run was trained with, and the base beside it",
+        description="Guidance scale; null: that of each run's training, and the same for the base.",
     )
     lora_scale: float = Field(ge=0, le=2)
     trained_share: float = Field(gt=0, le=1)
-    runs: tuple[str, ...] = Field(description="trained runs, drawn in addition to the base")
+    runs: tuple[str, ...] = Field(description="Trained runs to draw beside the base.")
     rewards: tuple[str, ...]
 
     @field_validator("prompt")
@@ -65,7 +65,7 @@ class DrawnImage:
 
 
 def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
-    """Return the page's initial values: the evaluation's steps, the first of the runs, and the training rewards."""
+    """Return the page's defaults: the evaluation's steps, the first run, the training rewards."""
     return {
         "prompt": "",
         "seed": 0,
@@ -79,7 +79,7 @@ def defaults(profile: Profile, runs: Sequence[str]) -> dict[str, Any]:
 
 
 def list_rewards(profile: Profile) -> list[str]:
-    """List the rewards that the page offers: those of training and of evaluation that score single images."""
+    """List training's and evaluation's rewards, except those that cannot score single images."""
     return [
         name
         for name in dict.fromkeys([*profile.training.rewards, *profile.evaluation.rewards])
@@ -88,7 +88,7 @@ def list_rewards(profile: Profile) -> list[str]:
 
 
 def checked(values: Mapping[str, object]) -> ImageRequest:
-    """Check the page's inputs or a link's values; a one-line UserError if something does not fit."""
+    """Check the page's inputs or a link's values; UserError if something does not fit."""
     try:
         return ImageRequest.model_validate(values, strict=False)
     except ValidationError as error:
@@ -96,7 +96,7 @@ def checked(values: Mapping[str, object]) -> ImageRequest:
 
 
 def link(asked: ImageRequest) -> str:
-    """Return the query string of an address that asks the same; an empty list of runs or rewards appears as an empty value."""
+    """Return a request as a query string; an empty list of runs or rewards is an empty value."""
     values = {name: value for name, value in asked.model_dump().items() if value is not None}
     return "?" + urlencode(
         {name: value if name not in MANY or value else [""] for name, value in values.items()},
@@ -105,7 +105,7 @@ def link(asked: ImageRequest) -> str:
 
 
 def from_link(query: str, usual: Mapping[str, object]) -> ImageRequest:
-    """Read the request in a link, with `usual` for what it leaves out; UserError if something does not fit."""
+    """Read the request in a link; UserError if it does not fit; usual: for what it leaves out."""
     given = parse_qs(query.removeprefix("?"), keep_blank_values=True)
     values = {
         key: tuple(filter(None, texts)) if key in MANY else texts[-1]

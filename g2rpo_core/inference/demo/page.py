@@ -40,7 +40,8 @@ FIELDS = tuple(ImageRequest.model_fields)
 THEME = gr.themes.Base(
     font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
 ).set(body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400")
-REMEMBER = "link => { if (link) history.replaceState(null, '', link) }"  # the page's address brings its images back
+# The page's address brings its images back
+REMEMBER = "link => { if (link) history.replaceState(null, '', link) }"
 
 
 class Actions:
@@ -55,7 +56,7 @@ class Actions:
         self.labels = labels(painter.profile.rewards)
 
     def draw(self, saved: list[str], *values) -> tuple:
-        """Return the message, the images, the history and its list, and the link of what was drawn."""
+        """Return the message, the images, the history and its list, and the link of the images."""
         try:
             asked = checked(dict(zip(FIELDS, values)))
             drawn = answer(self.painter, self.profile, self.list_runs(), asked)
@@ -69,7 +70,7 @@ class Actions:
         return views.images(asked, drawn, self.labels, self.painter.profile.evaluation, note)
 
     def example(self) -> str:
-        """Return the images of an example, so that the page begins with some; nothing for models that take long to draw."""
+        """Return an example's images for the start; '' for models that take long to draw."""
         source = self.painter.profile.prompts.test
         if source not in TASK_NAMES:
             return ""
@@ -81,7 +82,7 @@ class Actions:
         return self.draw(*values) if linked else (*[gr.skip()] * 4, "")
 
     def restore(self, saved: list[str], request: gr.Request) -> tuple:
-        """Return the history, whether a link was followed, a message if it does not fit, and the inputs as the link sets them.
+        """Return the history, whether a link was followed, an error message, and the inputs.
 
         Without a link the inputs stay as they are: on a slow machine somebody may already have
         written into them.
@@ -105,7 +106,7 @@ class Actions:
 def make_page(
     painter: Painter, profile: str, list_runs: Callable[[], list[str]], open_to_all: bool
 ) -> gr.Blocks:
-    """Make the page of a profile whose models `painter` keeps; open_to_all: warn that others can reach it."""
+    """Make the page of a profile; open_to_all: warn that others can reach it."""
     actions = Actions(painter, profile, list_runs)
     with gr.Blocks(title=f"g2rpo demo: {profile}", analytics_enabled=False) as page:
         gr.HTML(views.head(profile, open_to_all), elem_classes="g2-head", apply_default_css=False)
@@ -218,7 +219,7 @@ def _is_lora(run: str, profile: str) -> bool:
 
 
 def serve(page: gr.Blocks, host: str, port: int, browser: bool) -> str:
-    """Start the server in threads of this process and return its address; UserError if it cannot listen there."""
+    """Start the server in threads here and return its address; UserError if it cannot listen."""
     style = Path(__file__).parent / "templates" / "page.css"
     looks = {
         "theme": THEME,

@@ -1,4 +1,4 @@
-"""Render the contents of the page as HTML. The templates escape everything that users have typed."""
+"""Render the page's contents as HTML; the templates escape everything that users have typed."""
 
 import base64
 import re
@@ -64,7 +64,7 @@ def images(
     size: EvaluationSettings,
     note: str | None,
 ) -> str:
-    """Render every image with its run and its scores; the scores of runs also show their difference from the base's."""
+    """Render every image with its run and scores, and the differences from the base's scores."""
     shown = {"asked": asked, "drawn": drawn, "labels": labels, "note": note, "link": link(asked)}
     return environment.get_template("pictures.html.j2").render(
         shown, width=size.width, height=size.height, pixelated=size.height < 128
@@ -72,7 +72,7 @@ def images(
 
 
 def history(saved: object, usual: Mapping[str, object]) -> str:
-    """Render the links to earlier images. The browser keeps them, so entries that do not fit are left out."""
+    """Render the links to earlier images, without those that do not fit: browsers keep them."""
     past = []
     for text in saved if isinstance(saved, list) else []:
         try:

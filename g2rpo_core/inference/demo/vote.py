@@ -1,4 +1,7 @@
-"""Draw two images of one prompt for a person to choose between, who is not told whose they are, and keep the vote."""
+"""Blind votes: draw two images of a prompt, let a person choose, and keep the vote.
+
+Experimental: main works without it.
+"""
 
 import io
 import random
@@ -55,7 +58,10 @@ class Pair:
 
 
 def offered_prompts(painter: Painter, profile: str) -> str:
-    """Return the first training prompts, a line each: votes on test prompts would leak them into what is trained; or nothing."""
+    """Return the first training prompts, a line each, or '' if there are none.
+
+    Votes on test prompts would leak them into training.
+    """
     made, source = Path("prompts", profile, "train.parquet"), painter.profile.prompts.train
     if made.exists():
         prompts = load_prompts(made)
@@ -74,7 +80,7 @@ def draw_pair(
     runs: Sequence[str],
     chance: random.Random,
 ) -> Pair:
-    """Draw one of the prompts by two of the runs from the same noise, or, if only one run is given, by it from two noises.
+    """Draw a prompt by two of the runs from one noise; by a single run from two noises.
 
     prompts: a line each; offered: the allowed runs. UserError for no prompt or run, for another
     run, and for a prompt that is too long.
@@ -91,10 +97,8 @@ def draw_pair(
     seeds = (seed, seed if first != second else (seed + 1 + chance.randrange(2**32 - 1)) % 2**32)
     prompt, settings = given_prompts([chance.choice(lines)])[0], painter.profile
     (conditioning,) = painter.encode([prompt])
-    steps, drawn = (
-        settings.evaluation.steps[0],
-        drawn_as(dict.fromkeys((first, second)), profile, settings),
-    )
+    steps = settings.evaluation.steps[0]
+    drawn = drawn_as(dict.fromkeys((first, second)), profile, settings)
 
     def candidate(run: str, seed: int) -> Candidate:
         _, how = drawn[run]
@@ -112,7 +116,10 @@ def draw_pair(
 
 
 def keep(file: Path, pair: Pair, winner: str, voter: str) -> None:
-    """Append the vote on a pair to the file (see `add_vote`); winner: left, right or equal. UserError for a name that is too long."""
+    """Append the vote on a pair to the file (see `add_vote`); UserError for too long a name.
+
+    winner: left, right or equal.
+    """
     name = normalized(voter)
     if len(name) > LONGEST_NAME:
         raise UserError(f"a voter's name has at most {LONGEST_NAME} characters")

@@ -1,4 +1,7 @@
-"""Build the tab where a person votes on two images (experimental: the page works without it)."""
+"""Build the tab where a person votes on two images.
+
+Experimental: main works without it.
+"""
 
 import random
 from collections.abc import Callable
@@ -25,13 +28,13 @@ CHOICES = {
 
 
 class Actions:
-    """What the tab does when a button is pressed; list_runs: returns the base and the existing runs."""
+    """Callbacks of the tab's buttons; list_runs: returns the base and the existing runs."""
 
     def __init__(self, painter: Painter, profile: str, list_runs: Callable[[], list[str]]):
         self.painter, self.profile, self.list_runs = painter, profile, list_runs
 
     def next_pair(self, pair: Pair | None, prompts: str, runs: list[str]) -> tuple:
-        """Return the message, the images, the next pair and its id; nothing changes while there is a pair without a vote."""
+        """Return the message, the images, the next pair and its id; skip if one has no vote."""
         if pair is not None:
             return (gr.skip(),) * 4
         try:
@@ -43,7 +46,10 @@ class Actions:
         return gr.skip(), render_pair(pair, self.painter.profile.evaluation), pair, pair.id
 
     def keep(self, choice: str, pair: Pair | None, shown: str, voter: str) -> tuple:
-        """Keep a choice, and return what was what, and that there is no pair now; a choice of another pair than the one shown is none."""
+        """Keep a choice; return which image was whose, and no pair.
+
+        A choice for another pair than the one on the page does not count.
+        """
         if pair is None or pair.id != shown:
             return gr.skip(), gr.skip()
         try:
@@ -57,7 +63,7 @@ class Actions:
 def add(
     painter: Painter, profile: str, list_runs: Callable[[], list[str]], page: gr.Blocks
 ) -> None:
-    """Add the tab where a person picks the better of two images; list_runs: returns the existing runs."""
+    """Add the tab where a person picks the better of two images; list_runs: the existing runs."""
     actions = Actions(painter, profile, lambda: [BASE[0], *list_runs()])
     with gr.Tab("Vote"), gr.Row():
         # Inputs at the left, the pair and what to say of it at the right

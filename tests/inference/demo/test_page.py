@@ -1,4 +1,4 @@
-"""The page as it is used: `g2rpo demo` in a process of its own, and Chromium, with nothing but loopback to talk to."""
+"""The page as it is used: `g2rpo demo` as a process, and Chromium, on loopback alone."""
 
 import base64
 import io
@@ -16,8 +16,9 @@ from PIL import Image
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.rewards.votes import SIDES, read_images, read_votes
+from tests.conftest import ROOT
 from tests.fixtures.browser import Page, open_page
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import refusal
 from tests.fixtures.projects import small_project
 from tests.fixtures.waiting import HUNG, until
 
@@ -52,9 +53,7 @@ def project(models, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(project, trap):
-    """Of the demo of a project with a run of whole weights and one of a LoRA, whose console is in `demo.log`."""
-    from tests.conftest import ROOT
-
+    """The demo of a project with a run of whole weights and one of a LoRA."""
     (project / "reports").symlink_to(ROOT / "reports")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -93,23 +92,13 @@ def address(project, trap):
 
 
 def test_it_takes_no_files_and_no_page_of_another_name(address):
-    """A page that gives its own name this address (DNS rebinding) would otherwise read and press everything."""
-    files = {"files": ("a.txt", b"ab")}
-    assert (
-        httpx.post(
-            f"{address}gradio_api/upload", files=files, trust_env=False, timeout=HUNG
-        ).status_code
-        == 413
-    )
+    """A page of another name at this address (DNS rebinding) would read and press everything."""
+    client = httpx.Client(base_url=address, trust_env=False, timeout=HUNG)
+    upload = client.post("gradio_api/upload", files={"files": ("a.txt", b"ab")})
+    assert upload.status_code == 413
     for path in ("", "config", "gradio_api/info"):
-        answer = httpx.get(
-            f"{address}{path}", headers={"Host": "evil.example"}, trust_env=False, timeout=HUNG
-        )
-        assert answer.status_code == 400, path
-    assert (
-        httpx.get(address, headers={"Host": "localhost"}, trust_env=False, timeout=HUNG).status_code
-        == 200
-    )
+        assert client.get(path, headers={"Host": "evil.example"}).status_code == 400, path
+    assert client.get("", headers={"Host": "localhost"}).status_code == 200
 
 
 def text_of(page: Page, place: str) -> str:
@@ -274,19 +263,10 @@ def test_a_person_votes_without_knowing_whose_the_images_are(address, project, t
         assert page.complaints() == [] and len(read_votes(file)) == 2
 
 
-def test_a_port_that_is_taken_and_a_run_that_is_not_there_end_in_one_line(
-    address, models, tmp_path
-):
-    project = small_project(tmp_path, models)
+def test_a_port_that_is_taken_and_a_run_that_is_not_there_end_in_one_line(address, project):
     port = address.rstrip("/").rsplit(":")[-1]
-    taken = run_here(main, "demo", "--port", port, folder=project)
-    assert (
-        taken.returncode == 1
-        and f"error: demo: port {port} of 127.0.0.1 is not available" in taken.stderr
-    )
-    unknown = run_here(main, "demo", "--run", "nowhere", folder=project)
-    assert (
-        unknown.returncode == 1
-        and unknown.stderr
-        == "error: nowhere: no trained weights; profile tiny has base, g2rpo-1, g2rpo-2\n"
-    )
+    taken = refusal(main, "demo", "--port", port, folder=project)
+    assert f"error: demo: port {port} of 127.0.0.1 is not available" in taken
+    unknown = refusal(main, "demo", "--run", "nowhere", folder=project)
+    known = "base, g2rpo-1, g2rpo-2"
+    assert unknown == f"error: nowhere: no trained weights; profile tiny has {known}\n"

@@ -15,6 +15,7 @@ from g2rpo_core.data.prompts import Prompt, write_prompts
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.demo.vote import draw_pair, keep, offered_prompts
 from g2rpo_core.inference.demo.vote_tab import Actions, render_pair
+from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.runs import find_weights
 from g2rpo_core.inference.votes import file_of
 from g2rpo_core.rewards.votes import read_images, read_votes
@@ -34,17 +35,14 @@ def project(models, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared(project):
-    from g2rpo_core.inference.painter import Painter
-
     return Painter(load_profile(project / "profiles" / "tiny.yaml"), project / "models" / "tiny")
 
 
 @pytest.fixture
-def painter(shared, project, monkeypatch, tmp_path):
+def painter(shared, project, here):
     """In a folder of its own, with the project's runs."""
     for name in ("profiles", "models", "runs"):
-        (tmp_path / name).symlink_to(project / name)
-    monkeypatch.chdir(tmp_path)
+        (here / name).symlink_to(project / name)
     return shared
 
 
