@@ -24,9 +24,9 @@ if sys.argv[0] == "-m":
 
 def allow_hub() -> None:
     """Let this stage use the hub, unless the user has set HF_HUB_OFFLINE=1."""
-    if _SET_BY_USER is None:
-        from huggingface_hub import constants  # late, so that --help does not wait for it
+    from huggingface_hub import constants  # late, so that --help does not wait for it
 
+    if (_SET_BY_USER or "0").upper() not in constants.ENV_VARS_TRUE_VALUES:
         os.environ["HF_HUB_OFFLINE"] = "0"
         # Not the variable: the library read that when it was imported, and looks at this
         constants.HF_HUB_OFFLINE = False
