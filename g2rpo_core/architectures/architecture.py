@@ -16,6 +16,17 @@ from g2rpo_core.architectures.original import Config, Original, Tensors, origina
 from g2rpo_core.sampling.schedule import even_sigmas
 
 MASK = "mask"  # [P, S] of an encoding: 1 for a token, and 0 for the padding behind the last
+# Ends of the names of a joint attention's matrices, those of diffusers' recipe for LoRA
+JOINT_ATTENTION = (
+    "to_q",
+    "to_k",
+    "to_v",
+    "to_out.0",
+    "add_q_proj",
+    "add_k_proj",
+    "add_v_proj",
+    "to_add_out",
+)
 Arguments = dict[str, Any]  # of a transformer's forward, by name
 UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 

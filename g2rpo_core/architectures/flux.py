@@ -14,6 +14,7 @@ from diffusers import FluxPipeline, FluxTransformer2DModel
 
 from g2rpo_core.architectures.architecture import (
     CLIP_L,
+    JOINT_ATTENTION,
     T5_XXL,
     VAE_16,
     Architecture,
@@ -108,17 +109,7 @@ class Flux(Architecture):
     tokenizers = {"tokenizer": "clip", "tokenizer_2": "t5"}
     text_encoders = ("text_encoder", "text_encoder_2")
     encoding = ("context", "pooled")
-    # those of diffusers' recipe
-    lora_targets = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
-    )
+    lora_targets = JOINT_ATTENTION
     forms = ("diffusers", "original", "lora", "peft", "kohya")
     published = {
         **dict.fromkeys(DEVS, DEV),

@@ -17,6 +17,7 @@ from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from transformers import PreTrainedTokenizerBase
 
 from g2rpo_core.architectures.architecture import (
+    JOINT_ATTENTION,
     QWEN3_4B,
     Architecture,
     Arguments,
@@ -108,17 +109,7 @@ class Flux2Klein(Architecture):
     has_negative = True
     forms = ("diffusers", "original", "lora", "peft", "kohya")
     # Attention; in single blocks, one matrix makes queries, keys, values and the MLP's input
-    lora_targets = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
-        "to_qkv_mlp_proj",
-    )
+    lora_targets = (*JOINT_ATTENTION, "to_qkv_mlp_proj")
     published = {
         f"{OWNER}-base-4B": shape(TRANSFORMER, QWEN3_4B),
         f"{OWNER}-base-9B": shape(LARGE, QWEN3_8B),

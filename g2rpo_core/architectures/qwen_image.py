@@ -11,6 +11,7 @@ from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransf
 from transformers import PreTrainedTokenizerBase
 
 from g2rpo_core.architectures.architecture import (
+    JOINT_ATTENTION,
     MASK,
     Architecture,
     Arguments,
@@ -89,16 +90,7 @@ class QwenImage(Architecture):
     encoding = padded = ("context", MASK)
     forms = ("diffusers", "lora", "peft", "kohya")
     has_negative, negative = True, " "  # as in its model card
-    lora_targets = (
-        "to_q",
-        "to_k",
-        "to_v",
-        "to_out.0",
-        "add_q_proj",
-        "add_k_proj",
-        "add_v_proj",
-        "to_add_out",
-    )
+    lora_targets = JOINT_ATTENTION
     published = {"Qwen/Qwen-Image": SHAPE}
 
     def encode(

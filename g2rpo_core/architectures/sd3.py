@@ -14,6 +14,7 @@ from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from g2rpo_core.architectures.architecture import (
     CLIP_G,
     CLIP_L,
+    JOINT_ATTENTION,
     T5_XXL,
     VAE_16,
     Architecture,
@@ -75,16 +76,7 @@ class StableDiffusion3(Architecture):
     encoding = ("context", "pooled")
     has_negative = True
     # As Flow-GRPO: the joint attention, not the image tokens' second one (attn2)
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    )
+    lora_targets = tuple(f"attn.{name}" for name in JOINT_ATTENTION)
     published = {
         "stabilityai/stable-diffusion-3.5-medium": ModelShape(MEDIUM, VAE, ENCODERS, SCHEDULER),
         "stabilityai/stable-diffusion-3.5-large": ModelShape(LARGE, VAE, ENCODERS, SCHEDULER),

@@ -154,14 +154,7 @@ def render_study(name: str) -> None:
     """Make a study's page from its table; if the stage fails, exit with its status."""
     from g2rpo_core.config import load_study  # imports torch, which would slow down --help
 
-    command = [
-        sys.executable,
-        "-m",
-        "stages.report",
-        "--profile",
-        load_study(name).profile,
-        "--study",
-        name,
-    ]
+    words = ["--profile", load_study(name).profile, "--study", name]
+    command = [sys.executable, "-m", "stages.report", *words]
     if status := subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         sys.exit(status)

@@ -138,9 +138,7 @@ def diff(
 @app.command("plan")
 @lazy("plan")
 def plan(
-    profile: Annotated[
-        str | None, option("name of a file in profiles/ (default: the one in params.yaml)")
-    ] = None,
+    profile: checkout.Name = None,
     campaign: Annotated[
         bool,
         typer.Option("--campaign", help="plan all runs and evaluations that params.yaml names"),

@@ -81,8 +81,7 @@ def describe_head(
     return [
         (
             f"a reward fitted to these votes predicts {share(right, asked)} on prompts that it has "
-            "not "
-            "seen; 50 % is chance"
+            "not seen; 50 % is chance"
         ),
         f"to use it: rewards: {{votes: {{file: {file}, sha256: {sha256(file)}}}}}",
     ]

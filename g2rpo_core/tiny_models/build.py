@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from importlib.util import find_spec
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ import torch
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, write_json
+from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.foundation.runs import hash_of_folder
 from g2rpo_core.hub.model_store import describe_files
 from g2rpo_core.numerics.cuda import prepare, why_none
@@ -227,24 +227,12 @@ def _unified_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
     return unified_reward(lambda: root / "unified_reward", CPU, answers), quality
 
 
-def _hpsv3(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    # Experimental: this file must load without them
-    from g2rpo_core.rewards.hpsv3 import HPSv3Settings, hpsv3
-    from g2rpo_core.tiny_models.hpsv3 import save_hpsv3, train_hpsv3
-
-    model, quality = train_hpsv3(*how[:3])
-    save_hpsv3(model, how.task, root / "hpsv3", root / "hpsv3_processor")
-    small = HPSv3Settings(pixels=how.task.size**2, micro_batch=128)
-    return hpsv3(root / "hpsv3", root / "hpsv3_processor", CPU, small), quality
-
-
+_HPSV3 = experimental("g2rpo_core.tiny_models.hpsv3")
 BUILDERS: dict[str, Callable[[Path, Scorer], tuple[Callable, dict]]] = {
     "image_reward": _image_reward,
     "hps": _hps,
     "unified_reward": _unified_reward,
-    "hpsv3": _hpsv3,
+    **({"hpsv3": _HPSV3.build} if _HPSV3 else {}),
     "clip_score": _clip_score,
     "pickscore": _pickscore,
 }
-if not find_spec("g2rpo_core.rewards.hpsv3"):  # experimental: it may have been deleted
-    del BUILDERS["hpsv3"]

@@ -4,8 +4,9 @@ Experimental: main works without it.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +20,17 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
-from g2rpo_core.rewards.hpsv3 import TEMPLATE, TOKEN, HPSv3Model, encode
+from g2rpo_core.rewards.hpsv3 import TEMPLATE, TOKEN, HPSv3Model, HPSv3Settings, encode, hpsv3
 from g2rpo_core.rewards.unified_reward import read_template
 from g2rpo_core.tasks.task import Task
 from g2rpo_core.tiny_models.clip import degrade, pairs
 from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import FitSettings
 from g2rpo_core.tiny_models.tokenizers import byte_level
-from g2rpo_core.tiny_models.unified_reward import CHAT, END, INIT, PATCH, SPECIAL
+from g2rpo_core.tiny_models.unified_reward import CHAT, END, INIT, PATCH, SPECIAL, ids_and_text
+
+if TYPE_CHECKING:  # it imports this module
+    from g2rpo_core.tiny_models.build import Scorer
 
 SCENES: Final = 6144
 PUBLISHED = [
@@ -61,33 +65,7 @@ def processor(task: Task) -> Qwen2VLProcessor:
 
 def config_of(words: Qwen2TokenizerFast) -> Qwen2VLConfig:
     """Return the base model's configuration for a tokenizer that has no TOKEN yet."""
-    ids = dict(
-        zip(
-            ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
-            words.convert_tokens_to_ids(
-                ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
-            ),
-        )
-    )
-    end = {
-        name: words.convert_tokens_to_ids(END)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    text = {
-        "vocab_size": len(words),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "initializer_range": INIT,
-        "rope_parameters": {
-            "rope_type": "default",
-            "mrope_section": [4, 6, 6],
-            "rope_theta": 10_000.0,
-        },
-    } | end
+    ids, text = ids_and_text(words)
     vision = {
         "depth": 2,
         "embed_dim": 64,
@@ -98,7 +76,7 @@ def config_of(words: Qwen2TokenizerFast) -> Qwen2VLConfig:
         "spatial_patch_size": PATCH,
         "initializer_range": INIT,
     }
-    return Qwen2VLConfig(text_config=text, vision_config=vision, **ids, **end)
+    return Qwen2VLConfig(text_config=text, vision_config=vision, **ids)
 
 
 def train_hpsv3(task: Task, settings: FitSettings, seed: int) -> tuple[HPSv3Model, dict]:
@@ -170,3 +148,12 @@ def save_hpsv3(model: HPSv3Model, task: Task, folder: Path, base: Path) -> None:
     made = processor(task)
     made.save_pretrained(base)
     config_of(made.tokenizer).save_pretrained(base)
+
+
+def build(root: Path, how: "Scorer") -> tuple[Callable, dict]:
+    """Train and save it; return the reward that reads its files, and its quality."""
+    model, quality = train_hpsv3(*how[:3])
+    save_hpsv3(model, how.task, root / "hpsv3", root / "hpsv3_processor")
+    small = HPSv3Settings(pixels=how.task.size**2, micro_batch=128)
+    cpu = torch.device("cpu")
+    return hpsv3(root / "hpsv3", root / "hpsv3_processor", cpu, small), quality

@@ -93,8 +93,8 @@ def processor(task: Task) -> Qwen2_5_VLProcessor:
     )
 
 
-def model(task: Task, words: Qwen2TokenizerFast) -> Qwen2_5_VLForConditionalGeneration:
-    """Make the vision-language model with random weights, for the ids of a tokenizer."""
+def ids_and_text(words: Qwen2TokenizerFast) -> tuple[dict[str, int], dict[str, object]]:
+    """Return the special tokens' ids, and the language model's part of a configuration."""
     ids = dict(
         zip(
             ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
@@ -115,7 +115,6 @@ def model(task: Task, words: Qwen2TokenizerFast) -> Qwen2_5_VLForConditionalGene
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "max_position_embeddings": 2048,
-        "tie_word_embeddings": False,
         "initializer_range": INIT,
         "rope_parameters": {
             "rope_type": "default",
@@ -123,6 +122,13 @@ def model(task: Task, words: Qwen2TokenizerFast) -> Qwen2_5_VLForConditionalGene
             "rope_theta": 10_000.0,
         },
     } | end
+    return ids | end, text
+
+
+def model(task: Task, words: Qwen2TokenizerFast) -> Qwen2_5_VLForConditionalGeneration:
+    """Make the vision-language model with random weights, for the ids of a tokenizer."""
+    ids, text = ids_and_text(words)
+    text |= {"tie_word_embeddings": False}
     vision = {
         "depth": 2,
         "hidden_size": 64,
@@ -135,7 +141,7 @@ def model(task: Task, words: Qwen2TokenizerFast) -> Qwen2_5_VLForConditionalGene
         "fullatt_block_indexes": [0, 1],
     }
     return Qwen2_5_VLForConditionalGeneration(
-        Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids, **end)
+        Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
     )
 
 
