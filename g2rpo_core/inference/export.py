@@ -342,7 +342,8 @@ def push(folder: Path, repo: str, public: bool) -> str:
                 ("nobody else", "omit --public") if public else ("everyone", "give --public")
             )
             raise UserError(
-                f"--push {repo}: it already exists and {seen} can see it: {option}, or another name"
+                f"--push {repo}: it already exists and {seen} can see it: {option}, "
+                "or choose another name"
             )
         done = api.upload_folder(
             repo_id=created.repo_id, folder_path=folder, commit_message="Upload by g2rpo export"

@@ -328,7 +328,7 @@ def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocitie
     everyone = "--push somebody/lora: it already exists and everyone can see it: give --public, or"
     assert again.returncode == 1 and everyone in again.stderr
     seen = upload("g2rpo-1", "diffusers", "seen", "tuned", "--public")
-    nobody = "--push somebody/tuned: it already exists and nobody else can see it: leave --public"
+    nobody = "--push somebody/tuned: it already exists and nobody else can see it: omit --public"
     assert seen.returncode == 1 and nobody in seen.stderr
     assert hub.repos["somebody/tuned"].private
 
