@@ -83,13 +83,15 @@ def options_of(stage: str, project: Path) -> dict[str, str]:
 
 
 def load_stage(stage: str, project: Path) -> "Stage":
-    """Load a stage (`train@g2rpo-1`) of the DVC project in a folder.
+    """Load a stage (`train@g2rpo-1`) of the DVC project in a folder, while no other DVC writes.
 
     Given a name alone, DVC reads the dvc.yaml of the working folder.
     """
     from dvc.repo import Repo
 
-    return Repo(str(project)).stage.load_one(path=str(project / "dvc.yaml"), name=stage)
+    repo = Repo(str(project), _wait_for_lock=True)
+    with repo.lock:  # another run's DVC empties dvc.lock before it writes it
+        return repo.stage.load_one(path=str(project / "dvc.yaml"), name=stage)
 
 
 def commit_command(stage: str, project: Path) -> str:
