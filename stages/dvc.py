@@ -87,10 +87,10 @@ def load_stage(stage: str, project: Path) -> "Stage":
 
     Given a name alone, DVC reads the dvc.yaml of the working folder.
     """
-    from dvc.repo import Repo
+    from dvc.repo import Repo, lock_repo
 
     repo = Repo(str(project), _wait_for_lock=True)
-    with repo.lock:  # another run's DVC empties dvc.lock before it writes it
+    with lock_repo(repo):  # another run's DVC empties dvc.lock before it writes it
         return repo.stage.load_one(path=str(project / "dvc.yaml"), name=stage)
 
 
