@@ -58,7 +58,7 @@ def steps() -> list[Step]:
         Step("compiled", 410, of("compiled"), **beside),
         Step("card", 160, of("card"), **beside),
     ]
-    for methods, seconds in ((EQUAL_ITERATIONS, 190), (EQUAL_COMPUTE, 400)):
+    for methods, seconds in ((EQUAL_ITERATIONS, 190), (EQUAL_COMPUTE, 700)):
         for method in methods:
             small += [
                 Step(
