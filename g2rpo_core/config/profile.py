@@ -355,8 +355,8 @@ class Profile(Settings):
             if reward in REWARDS and REWARDS[reward].tasks_only and source not in TASK_NAMES:
                 named = source if isinstance(source, str) else source.repo
                 yield (
-                    f"{where}: the {reward} only knows captions of {' and '.join(TASK_NAMES)}, "
-                    f"not {named}: remove it"
+                    f"{where}: the {reward} only knows captions of the tasks "
+                    f"{', '.join(TASK_NAMES)}, not {named}: remove it"
                 )
             models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
             if self.models.source != "hub":

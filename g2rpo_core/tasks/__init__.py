@@ -3,6 +3,7 @@
 from typing import Literal, get_args
 
 # Here, where importing them loads no library
-TaskName = Literal["shapes", "marks"]
+TaskName = Literal["shapes", "marks", "words"]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
-SIZES: dict[TaskName, int] = {"shapes": 32, "marks": 64}  # sides of their images, in pixels
+# Sides of their images, in pixels
+SIZES: dict[TaskName, int] = {"shapes": 32, "marks": 64, "words": 32}

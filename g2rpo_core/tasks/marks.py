@@ -138,8 +138,8 @@ class Marks(Task[MarksScene]):
             scene = None
         if (
             scene is None
-            or scene.caption != caption
             or any(getattr(scene, kind) not in known for kind, known in CHOICES.items())
+            or scene.caption != caption
         ):
             raise ValueError(f"not a caption of a scene with marks: {caption!r}")
         return scene

@@ -9,8 +9,9 @@ from g2rpo_core.tasks import TASK_NAMES
 from g2rpo_core.tasks.marks import Marks
 from g2rpo_core.tasks.shapes import Shapes
 from g2rpo_core.tasks.task import Task
+from g2rpo_core.tasks.words import Words
 
-TASKS: dict[str, Task[Any]] = dict(zip(TASK_NAMES, (Shapes(), Marks()), strict=True))
+TASKS: dict[str, Task[Any]] = dict(zip(TASK_NAMES, (Shapes(), Marks(), Words()), strict=True))
 
 
 def find_task(caption: str) -> Task[Any]:

@@ -162,7 +162,7 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
         (
             "  test: shapes",
             "  test: mine.txt",
-            "the verifier only knows captions of shapes and marks, not mine.txt",
+            "the verifier only knows captions of the tasks shapes, marks, words, not mine.txt",
         ),
         (
             "  test: shapes",

@@ -11,6 +11,7 @@ from torchvision.transforms.v2 import functional as TF
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import ocr, registry
 from g2rpo_core.rewards.scoring import score_one
+from g2rpo_core.tasks.table import TASKS
 from tests.fixtures.images import photograph
 
 SIGN = 'a sign that says "Hello World", in the rain'
@@ -84,6 +85,18 @@ def test_a_drawn_text_is_read(reward, text, size):
     prompts = [f'a sign that says "{text.upper()}"', 'a sign that says "Zurich 1847"']
     right, wrong = reward([drawn(text, size)] * 2, prompts).tolist()
     assert right == 1.0 and wrong < 0.4
+
+
+def test_the_words_of_the_task_are_read_as_one_line_each(tmp_path):
+    """All but one in a hundred, without looking for lines first."""
+    scenes, images = TASKS["words"].sample(100, 3, testing=True)
+    settings = {"ocr": {"detect": False}}
+    reward = registry.load(["ocr"], tmp_path, section=settings)["ocr"]
+    prompts = [scene.caption for scene in scenes]
+    scores = reward(torch.from_numpy(images), prompts)
+    assert (scores == 1).float().mean() >= 0.99
+    # The words of other images
+    assert reward(torch.from_numpy(images), prompts[1:] + prompts[:1]).mean() < 0.5
 
 
 def test_an_empty_image_scores_zero_and_a_text_on_a_photograph_is_read(reward):

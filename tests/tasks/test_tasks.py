@@ -51,6 +51,11 @@ def test_captions_say_everything_about_a_scene(task):
         "two large striped red circle with no marks",
         "two large striped red circles with four dots",
         "two striped red circles with no marks",
+        'the word "C A T"',
+        'the word "CAT" in red',
+        'the word "c a t" in red',
+        'the word "C A T S" in red',
+        'the word "C A T" in pink',
     ],
 )
 def test_other_texts_are_no_captions(text):
@@ -62,7 +67,9 @@ def test_other_texts_are_no_captions(text):
 
 
 def test_captions_fit_the_tokenizers_of_tiny_models(task):
-    captions = [scene.caption for style in task.styles for scene in task.all_scenes(style)]
+    scenes = [task.all_scenes(style) for style in task.styles]
+    # a third of the words
+    captions = [scene.caption for each in scenes for scene in each[:: 1 + len(each) // 8000]]
     tokens = t5_tokenizer(task)(captions).input_ids
     assert max(map(len, tokens)) <= T5_LENGTH and not any(
         t5_tokenizer(task).unk_token_id in ids for ids in tokens
@@ -163,6 +170,32 @@ def test_each_attribute_of_shapes_is_checked_by_itself(shown, wrong):
 def test_each_attribute_of_marks_is_checked_by_itself(shown, wrong):
     held = held_by(TASKS["marks"], "three large striped red squares with two dots", shown)
     assert {name for name, value in held.items() if not value} == wrong
+
+
+@pytest.mark.parametrize(
+    "shown, wrong",
+    [
+        ('the word "B A T" in red', {"first letter"}),
+        ('the word "C O T" in red', {"second letter"}),
+        ('the word "C A I" in red', {"third letter"}),
+        ('the word "C A T" in purple', {"color"}),
+        ('the word "A C T" in red', {"first letter", "second letter"}),
+    ],
+)
+def test_each_attribute_of_words_is_checked_by_itself(shown, wrong):
+    held = held_by(TASKS["words"], 'the word "C A T" in red', shown)
+    assert {name for name, value in held.items() if not value} == wrong
+
+
+def test_a_word_in_two_colours_is_not_clean():
+    task = TASKS["words"]
+    red, blue = (
+        torch.from_numpy(task.draw(task.parse(f'the word "C A T" in {color}')))
+        for color in ("red", "blue")
+    )
+    image = torch.where(torch.arange(task.size) < task.size / 2, red, blue)[None]
+    (held,) = task.attributes(image, [task.parse('the word "C A T" in red')])
+    assert not held["clean"]
 
 
 def test_fine_detail_is_lost_where_an_image_is_blurred():
