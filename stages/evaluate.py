@@ -7,6 +7,7 @@ from pathlib import Path
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import forget_finished, still_decide
 from g2rpo_core.distributed.runtime import REAL, Runtime
+from g2rpo_core.evaluation.ceiling import CEILING, score_own_pictures
 from g2rpo_core.evaluation.results import reported_means
 from g2rpo_core.evaluation.run import Evaluation
 from g2rpo_core.evaluation.settings import EvaluationSettings
@@ -77,6 +78,8 @@ def main(runtime: Runtime = REAL) -> None:
 
     # Write the outputs
     tables = {method: part.write(method, int(args.seed)) for method, part in parts.items()}
+    if weights.folder is None and (own := score_own_pictures(store.prompts, scorers, evaluation)):
+        write_json(folder / "out" / CEILING, own)
     write_json(
         paths.reports / "metrics" / f"{name}.json", reported_means(tables[args.method], evaluation)
     )

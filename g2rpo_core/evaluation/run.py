@@ -90,7 +90,7 @@ class Evaluation:
         self.file(self.variants[0], 0).parent.mkdir(parents=True, exist_ok=True)
         if self.processes.rank == 0:
             note_cut(rewards, (prompt.text for prompt in self.prompts.prompts))
-        left, total, reasons = self.left(), len(self.variants) * len(self.batches), pd.DataFrame()
+        left, total, missing = self.left(), len(self.variants) * len(self.batches), pd.DataFrame()
         done = total - sum(map(len, left.values()))
         bar = tqdm(
             total=total,
@@ -118,8 +118,8 @@ class Evaluation:
                     # The scores come last: a batch that has its file is complete
                     part = part.assign(checkpoint=str(kept), steps=steps)
                     write_whole(self.file((kept, steps), number), part.to_parquet(index=False))
-                    reasons = pd.concat([reasons, part.dropna(subset="reason")])
-                    self.stop_at_missing(reasons)
+                    missing = pd.concat([missing, part[part.score.isna()]])
+                    self.stop_at_missing(missing)
                     bar.update()
         bar.close()
         self.processes.barrier()
@@ -128,7 +128,7 @@ class Evaluation:
         """Return the scores of all batches, columns PART; UserError if too many are missing."""
         files = [self.file(variant, number) for variant in self.variants for number in self.batches]
         table = pd.concat([read_table(file, PART) for file in files], ignore_index=True)
-        self.stop_at_missing(table.dropna(subset="reason"))
+        self.stop_at_missing(table[table.score.isna()])
         return table
 
     def write(self, method: str, seed: int) -> pd.DataFrame:
@@ -137,13 +137,13 @@ class Evaluation:
         table.to_parquet(self.out / "results.parquet", index=False)
         return table
 
-    def stop_at_missing(self, reasons: pd.DataFrame) -> None:
+    def stop_at_missing(self, missing: pd.DataFrame) -> None:
         """Raise UserError if a reward lacks more than its share of all scores.
 
-        reasons: the rows of missing scores.
+        missing: the rows without a score.
         """
         total = len(self.variants) * len(self.prompts)
-        for reward, rows in reasons.groupby("reward") if len(reasons) else ():
+        for reward, rows in missing.groupby("reward") if len(missing) else ():
             check_missing(
                 reward, len(rows), total, self.max_missing.get(reward, 0.0), rows.reason.iloc[0]
             )
@@ -154,7 +154,7 @@ def complete(file: Path) -> bool:
 
     Scores that an interrupted run could not get are requested again.
     """
-    return file.exists() and bool(read_table(file, ["reason"]).reason.isna().all())
+    return file.exists() and bool(read_table(file, ["score"]).score.notna().all())
 
 
 def evaluate_batch(

@@ -257,8 +257,8 @@ class Parts:
         if not file.exists():
             return None
         scores = read_table(file)
-        reasons = scores.filter(regex="_reason$")
-        return scores if reasons.isna().all(axis=None) else None
+        told = [name.removesuffix("_reason") for name in scores.filter(regex="_reason$")]
+        return scores if scores[told].notna().all(axis=None) else None
 
     def put(self, part: slice, scores: pd.DataFrame) -> None:
         """Keep the scores of a part."""

@@ -1,5 +1,6 @@
 """Draw images with a profile's models, which are loaded when first needed, and kept."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -160,7 +161,7 @@ class Painter:
                 values = torch.full((1, len(images)), torch.nan)
                 reasons = ["only knows captions of tiny tasks"] * len(images)
             for scores, value, reason in zip(rows, values[0].tolist(), reasons):
-                scores[name] = value if reason is None else reason
+                scores[name] = reason if reason and math.isnan(value) else value
         return rows
 
 

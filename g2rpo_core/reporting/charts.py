@@ -8,6 +8,7 @@ backgrounds.
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import altair as alt
 import pandas as pd
@@ -44,13 +45,18 @@ def _methods(names: Sequence[str]) -> alt.Scale:
 
 
 def forest(
-    lines: pd.DataFrame, gains: pd.DataFrame, labels: Mapping[str, str], titles: Mapping[str, str]
+    lines: pd.DataFrame,
+    gains: pd.DataFrame,
+    labels: Mapping[str, str],
+    titles: Mapping[str, str],
+    ends: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> dict | None:
     """Draw gains over the base as a forest plot: a row per method, a panel per reward.
 
     Seeds are dots, their mean a diamond with its interval. With fewer than three seeds, each seed
     shows its own interval, over prompts. lines: of every seed, method by method; gains: the same
-    over seeds (`over_seeds`); labels: of methods; titles: of panels, by reward. Returns None if
+    over seeds (`over_seeds`); labels: of methods; titles: of panels, by reward; ends: what
+    the base and the task's own pictures score, by reward, for the titles of axes. Returns None if
     there is nothing to show.
     """
     if not len(lines):
@@ -65,19 +71,32 @@ def forest(
     interval = lambda line: {"low": line.low, "high": line.high} if line.known else {}
     seeds = [place(line) | {"seed": str(line.seed)} | interval(line) for line in lines_of(lines)]
     means = [place(line) | interval(line) for line in lines_of(gains) if line.known]
-    panels = [_forest_panel(title, seeds, means, names, title == order[0]) for title in order]
+    axes = {
+        titles[name]: f"base {floor:.3f}, task's own pictures {ceiling - floor:+.3f}"
+        for name, (floor, ceiling) in ends.items()
+    }
+    panels = [
+        _forest_panel(title, axes.get(title), seeds, means, names, title == order[0])
+        for title in order
+    ]
     return _spec(alt.concat(*panels, columns=4, spacing=14))
 
 
 def _forest_panel(
-    title: str, seeds: list[dict], means: list[dict], names: list[str], labelled: bool
+    title: str,
+    axis_title: str | None,
+    seeds: list[dict],
+    means: list[dict],
+    names: list[str],
+    labelled: bool,
 ) -> alt.LayerChart:
     """Draw the rows of one column; labelled: with the names of methods beside it."""
     rows = lambda table: alt.Chart(
         alt.Data(values=[row for row in table if row["column"] == title])
     )
     # Encodings
-    x = alt.X("gain:Q", title=None, axis=alt.Axis(format="+~g", tickCount=4))
+    about = {"titleFontWeight": "normal", "titleFontSize": 10}
+    x = alt.X("gain:Q", title=axis_title, axis=alt.Axis(format="+~g", tickCount=4, **about))
     axis = alt.Axis(labels=labelled, ticks=False, labelLimit=210)
     y = alt.Y("method:N", sort=names, title=None, axis=axis)
     color = alt.Color("method:N", scale=_methods(names), legend=None)
@@ -89,7 +108,9 @@ def _forest_panel(
     zero = alt.Chart(alt.Data(values=[{"gain": 0}]))
     zero = zero.mark_rule(strokeDash=[3, 3], color=INK).encode(x="gain:Q")
     bars = rows([row for row in means or seeds if "low" in row]).mark_rule(strokeWidth=2)
-    bars = bars.encode(x=alt.X("low:Q", title=None), x2="high:Q", y=y, color=color, tooltip=shown)
+    bars = bars.encode(
+        x=alt.X("low:Q", title=axis_title), x2="high:Q", y=y, color=color, tooltip=shown
+    )
     dots = rows(seeds).mark_circle(size=34, opacity=0.55)
     dots = dots.encode(x=x, y=y, color=color, tooltip=[*shown, alt.Tooltip("seed:N")])
     if means:

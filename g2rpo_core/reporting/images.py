@@ -1,14 +1,18 @@
-"""Embed the base's and every method's images in a page: a seeded draw of prompts, worst cases.
+"""Embed the base's and every method's images in a page.
 
-Small images are embedded as they are, large ones as thumbnails that link to the lossless file.
+What is shown follows a rule: the prompts that changed most, for better and for worse, and a seeded
+draw. Small images are embedded as they are, large ones as thumbnails that link to the lossless
+file.
 """
 
 import base64
 import io
+import math
 import os
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
@@ -20,12 +24,11 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, reading, whole
 from g2rpo_core.foundation.runs import BASE, is_base
 from g2rpo_core.reporting.measured import Compared, Sources
-from g2rpo_core.reporting.tables import Run, most_changed
+from g2rpo_core.reporting.tables import Run, changes
 from g2rpo_core.sampling.seeding import seed_of
 
-# prompts drawn for the page, those of them on its first screen, and those that fell most
-IMAGES, FIRST, WORST = 12, 6, 6
-SHOWN = 4  # methods on the first screen next to the base
+FIRST = 3  # prompts on the first screen that rose most, as many that fell most, and drawn at random
+CHANGED, DRAWN = FIRST, 12  # prompts below, with every model
 LARGE = 512  # pixels; a longer side than this becomes a thumbnail
 THUMBNAIL = 320
 QUALITY = 80  # of WebP
@@ -39,6 +42,8 @@ class EmbeddedImage:
     """A data URI."""
     link: str | None
     """From the page's folder to the lossless file; None if the source is that file."""
+    told: str = ""
+    """What its scores rest on, such as the text that was read."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +52,30 @@ class PromptImages:
 
     prompt: str
     images: list[EmbeddedImage]
-    fall: float = 0.0
-    """From the base to the run whose worst cases are shown."""
+    change: float = math.nan
+    """Of the training reward from the base to the run by which prompts are chosen; NaN: drawn."""
+
+    @property
+    def changed(self) -> bool:
+        """Return whether the prompt was chosen by its change."""
+        return not math.isnan(self.change)
 
 
 @dataclass(frozen=True)
 class Images:
-    """The images of a page; columns name models."""
+    """The images of a page."""
 
-    first_columns: list[str]
-    first: list[PromptImages]
+    base: str
+    """The model that `chosen_by` is compared with."""
+    chosen_by: str
+    """The model whose changes decide which prompts are shown."""
+    first: dict[str, list[PromptImages]]
+    """Of the base and that model, by how the prompts were chosen."""
     columns: list[str]
-    """Of `more` and `worst`."""
-    more: list[PromptImages]
-    worst_of: str
-    worst: list[PromptImages]
+    """The names of every model, the columns of what follows."""
+    drawn: list[PromptImages]
+    changed: list[PromptImages]
+    """Those that rose most, then those that fell most."""
 
 
 def embed_images(
@@ -83,30 +97,54 @@ def embed_images(
             place = image_folder(checkpoint, settings.evaluation.steps[0])
             columns[method, seed] = folder / place
 
-    def row(key: str, runs: Sequence[Run], fall: float = 0.0) -> PromptImages:
-        files = (columns[run] / f"{key}.png" for run in runs)
-        return PromptImages(prompts[key], [embed_image(file, sources.page) for file in files], fall)
-
-    # The prompts: a draw that every reader gets, and the worst cases of the first run
-    ids = sorted(set(scores.prompt_id))
-    drawn = random.Random(seed_of("report")).sample(ids, min(IMAGES, len(ids)))
-    first = next(run for run in evaluated if not is_base(run[0]))
-    base = (compared.bases_of[first[0]], BASE[1])
-    worst = most_changed(scores, first, base, compared.first_weights, WORST)
-    # The models: the best few on the first screen, all below
+    # The model of the first screen: the best method, and the base that it is compared with
+    others = (run for run in evaluated if not is_base(run[0]))
+    ahead = next(run for run in [*best.items(), *others] if run in columns)
+    base = (compared.bases_of[ahead[0]], BASE[1])
     label = lambda run: (
         compared.labels[run[0]] + (f", seed {run[1]}" if run[0] in settings.methods else "")
     )
-    few = [run for run in best.items() if run in columns][:SHOWN]
-    few, everyone = [*compared.base_runs, *few], list(columns)
+    noted = scores.dropna(subset="note").groupby(["method", "seed", "prompt_id"]).note
+    told = noted.agg("; ".join).to_dict()
+
+    def rows(runs: Iterable[Run], some: Mapping[str, float]) -> list[PromptImages]:
+        image = lambda run, key: replace(
+            embed_image(columns[run] / f"{key}.png", sources.page), told=told.get((*run, key), "")
+        )
+        return [
+            PromptImages(prompts[key], [image(run, key) for run in runs], change)
+            for key, change in some.items()
+        ]
+
+    weights = compared.weights.get(ahead[0]) or compared.first_weights
+    chosen = choose(changes(scores, ahead, base, weights), sorted(set(scores.prompt_id)))
+    *changed, drawn = chosen.values()
     return Images(
-        first_columns=list(map(label, few)),
-        first=[row(key, few) for key in drawn[:FIRST]],
-        columns=list(map(label, everyone)),
-        more=[row(key, everyone) for key in drawn[FIRST:]],
-        worst_of=label(first),
-        worst=[row(key, everyone, fall) for key, fall in worst],
+        base=compared.labels[base[0]],
+        chosen_by=label(ahead),
+        first={
+            how: rows((base, ahead), dict(islice(some.items(), FIRST)))
+            for how, some in chosen.items()
+            if some
+        },
+        columns=list(map(label, columns)),
+        drawn=rows(columns, drawn),
+        changed=[row for some in changed for row in rows(columns, some)],
     )
+
+
+def choose(change: pd.Series, ids: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the prompts to show, with their changes, by how they are chosen.
+
+    change: of prompts that have one, the worst first, as `changes` returns it; ids: all prompts, of
+    which every page of this project draws the same at random: their change is NaN.
+    """
+    drawn = random.Random(seed_of("report")).sample(ids, min(DRAWN, len(ids)))
+    return {
+        "rose most": change[change > 0].iloc[::-1][:CHANGED].to_dict(),
+        "fell most": change[change < 0][:CHANGED].to_dict(),
+        "drawn at random": dict.fromkeys(drawn, math.nan),
+    }
 
 
 def embed_image(file: Path, page: Path) -> EmbeddedImage:

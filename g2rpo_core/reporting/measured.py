@@ -21,6 +21,7 @@ from g2rpo_core.config.comparisons import TRAINING, Comparison
 from g2rpo_core.config.drawn import base_for, bases_for
 from g2rpo_core.config.profile import ResolvedRun, sampling_of
 from g2rpo_core.data.prompts import left_out_of, load_prompts
+from g2rpo_core.evaluation.ceiling import CEILING
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES, chosen, reported
 from g2rpo_core.foundation.errors import UserError
@@ -367,6 +368,7 @@ def measure(compared: Compared, sources: Sources) -> pd.DataFrame:
         *tables.training_lines(records),
         *warning_lines(compared, records),
         *prompt_lines(compared, scores),
+        *ceiling_lines(sources, BASE[1]),
     ]
     return tables.tabulate(lines, about)
 
@@ -397,6 +399,7 @@ def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> pd.Data
             *tables.training_lines(curves),
             *(line | {"seed": base} for line in warning_lines(apart, records)),
             *seed_lines(scores, base),
+            *ceiling_lines(own, base),
         ]
     # Part by part, as of one base
     lines.sort(key=lambda line: tables.PARTS.index(line["part"]))
@@ -490,6 +493,15 @@ def comparison_lines(compared: Compared, scores: pd.DataFrame) -> Iterator[dict]
             runs = [run for run in compared.runs if run[0] in group]
             others += tables.matrix_lines(results, runs, compared.trained_on[group[0]])
     yield from (line | first for line in others)
+
+
+def ceiling_lines(sources: Sources, seed: int) -> Iterator[dict]:
+    """Yield what the task's own pictures score, by reward; nothing where no task drew any."""
+    file = sources.evaluations / run_name(*BASE) / CEILING
+    if file.exists():
+        about = {"part": "ceiling", "method": BASE[0], "seed": seed}
+        for reward, value in read_json(file, dict).items():
+            yield about | {"reward": reward, "value": value}
 
 
 def warning_lines(compared: Compared, records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.config.costs import cost_of
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
-from g2rpo_core.foundation.runs import run_name
+from g2rpo_core.foundation.runs import is_base, run_name
 from g2rpo_core.reporting.images import Images, embed_images
 from g2rpo_core.reporting.measured import Compared, Sources
 from g2rpo_core.reporting.over_seeds import Gains, compare_over_seeds
@@ -83,6 +84,21 @@ class Page:
     def runs(self) -> dict[Run, dict[str, Line]]:
         """Return the first of `variants`."""
         return next(iter(self.variants.values()))
+
+    @property
+    def ends(self) -> dict[str, tuple[float, float]]:
+        """Return what the base and the task's own pictures score, means over bases, by reward.
+
+        Also in the training reward, if all methods share it; {} where no task drew pictures.
+        """
+        means = part_of(self.table, "ceiling").groupby("reward", sort=False).value.mean()
+        base = next(lines for (method, _), lines in self.runs.items() if is_base(method))
+        ends = {reward: (base[reward].value, own) for reward, own in means.items()}
+        if ends and len(self.compared.groups) == 1:
+            weights = self.compared.first_weights.items()
+            floor, ceiling = (sum(on * ends[name][end] for name, on in weights) for end in (0, 1))
+            ends[TRAINING] = floor, ceiling
+        return ends
 
     @property
     def stats(self) -> dict[str, str]:

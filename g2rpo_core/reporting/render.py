@@ -25,7 +25,7 @@ def render(page: Page) -> dict[str, str]:
     """Return the report's files by name: report.html, report.md, and each chart as an image."""
     gains, training, labels = page.gains, page.training, page.compared.labels
     charts = {
-        "forest": forest(gains.lines, gains.table, labels, page.compared.titles),
+        "forest": forest(gains.lines, gains.table, labels, page.compared.titles, page.ends),
         "curves": curves(training.curves, training.panels, AXES, labels),
     }
     images = {name: svg(chart) for name, chart in charts.items()}

@@ -20,7 +20,18 @@ Line = Any  # a row of a table of comparisons, with its columns as attributes
 Run = tuple[str, int]  # entry of the profile's `methods`, and seed
 Variant = tuple[str, int]  # checkpoint, number of steps
 Weights = Mapping[str, Mapping[str, float]]  # entry -> training reward -> weight
-PARTS = ("run", "style", "pair", "matrix", "missing", "training", "warning", "seed", "prompt")
+PARTS = (
+    "run",
+    "style",
+    "pair",
+    "matrix",
+    "missing",
+    "training",
+    "warning",
+    "seed",
+    "prompt",
+    "ceiling",
+)
 DTYPES = {
     **dict.fromkeys(
         ("part", "method", "checkpoint", "reward", "style", "against", "prompt_id", "note"),
@@ -219,9 +230,10 @@ def records_of(table: pd.DataFrame) -> dict[Run, pd.DataFrame]:
     }
 
 
-def most_changed(
-    results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float], count: int
-) -> list[tuple[str, float]]:
-    """Return the prompts whose weighted sum fell most from base to run: (prompt_id, difference)."""
-    fall = _weighted(results, run, weights) - _weighted(results, base, weights)
-    return list(fall.dropna().nsmallest(count).items())
+def changes(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float]) -> pd.Series:
+    """Return how much each prompt's weighted sum rose from base to run, the worst first.
+
+    By prompt_id; without prompts that lack a score.
+    """
+    rise = _weighted(results, run, weights) - _weighted(results, base, weights)
+    return rise.dropna().sort_values(kind="stable")

@@ -117,17 +117,21 @@ class OCR:
     def score_with_reasons(
         self, images: Images, prompts: Sequence[str]
     ) -> tuple[torch.Tensor, list[str | None]]:
-        """Return scores [N], and a reason for each NaN: the prompt has no text in double quotes."""
+        """Return scores [N], and for each what was read, or why it is NaN: nothing is asked for."""
         check_pairs(images, prompts)
         reasons = [problem_of_prompt(prompt) for prompt in prompts]
-        texts = self.pool.map(
-            lambda image, reason: "" if reason else self.read(image), eight_bit(images), reasons
+        texts = list(
+            self.pool.map(
+                lambda image, reason: "" if reason else self.read(image), eight_bit(images), reasons
+            )
         )
         scores = [
             math.nan if reason else similarity(without_spaces(text), text_asked(prompt))
             for text, prompt, reason in zip(texts, prompts, reasons)
         ]
-        return torch.tensor(scores), reasons
+        return torch.tensor(scores), [
+            reason or f"read {text!r}" for reason, text in zip(reasons, texts)
+        ]
 
 
 def problem_of_prompt(prompt: str) -> str | None:

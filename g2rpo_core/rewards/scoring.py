@@ -19,7 +19,7 @@ class Scores(NamedTuple):
     values: torch.Tensor
     """[R, N] float32, NaN where a score is missing."""
     reasons: list[list[str | None]]
-    """Why a score is missing, else None; by reward and image."""
+    """Why a score is missing, or what it rests on, if told; by reward and image."""
 
 
 def score_all(
@@ -43,7 +43,7 @@ def score_all(
 def score_one(
     reward: Reward, images: Images, prompts: Sequence[str], group: int | None = None
 ) -> tuple[torch.Tensor, list[str | None]]:
-    """Score images with one reward: scores [N], and a reason for each that is not finite."""
+    """Score images with one reward: scores [N], and reasons, at least for those not finite."""
     if group is not None and isinstance(reward, GroupReward):
         return reward.score_groups(images, prompts, group)
     if isinstance(reward, RewardWithReasons):
@@ -59,7 +59,7 @@ def score_table(
 ) -> pd.DataFrame:
     """Return a row per prompt and reward: prompt_id, style, reward, score, reason.
 
-    A missing score is NaN and has a reason.
+    A missing score is NaN and has a reason; others may have one.
     """
     scores, reasons = score_all(rewards, images, [prompt.text for prompt in prompts])
     rows = [

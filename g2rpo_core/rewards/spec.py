@@ -43,7 +43,10 @@ class Tokens(NamedTuple):
 
 @runtime_checkable
 class RewardWithReasons(Protocol):
-    """A reward that can fail on single images: scores [N], NaN where missing, and reasons."""
+    """A reward that tells reasons: scores [N], NaN where missing, and a text or None for each.
+
+    A text says why there is no score, or what a score rests on, such as the text that was read.
+    """
 
     def score_with_reasons(
         self, images: "Images", prompts: Sequence[str]

@@ -121,13 +121,13 @@ def heldout_means(
     table = pd.concat([everyone[number] for number in range(last + 1)])
     # Over all processes: one of them may lack more than its share
     for name in rewards:
-        reasons = table.reason[table.reward == name].dropna()
+        missing = table[(table.reward == name) & table.score.isna()]
         check_missing(
             name,
-            len(reasons),
+            len(missing),
             min(count, len(prompts)),
             (max_missing or {}).get(name, 0.0),
-            *reasons[:1],
+            *missing.reason[:1],
         )
     return {f"{HELDOUT}{name}": float(table.score[table.reward == name].mean()) for name in rewards}
 

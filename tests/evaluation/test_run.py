@@ -89,14 +89,13 @@ def test_processes_share_the_batches_of_every_variant(evaluation):
 
 def test_missing_scores_are_asked_for_again_and_too_many_stop(evaluation, tmp_path):
     rows = [
-        ("hps", None),
-        ("unified_reward", None),
-        ("hps", None),
-        ("unified_reward", "no answer: busy"),
+        ("hps", 0.2, None),
+        ("ocr", 0.7, "read 'HYE'"),  # what a score rests on
+        ("hps", 0.3, None),
+        ("unified_reward", None, "no answer: busy"),
     ]
     whole, partly = (
-        pd.DataFrame(part, columns=["reward", "reason"]).astype("string")
-        for part in (rows[:2], rows[2:])
+        pd.DataFrame(part, columns=["reward", "score", "reason"]) for part in (rows[:2], rows[2:])
     )
     for name, part in (("complete", whole), ("partly", partly)):
         part.to_parquet(tmp_path / name)
@@ -105,7 +104,7 @@ def test_missing_scores_are_asked_for_again_and_too_many_stop(evaluation, tmp_pa
         and not complete(tmp_path / "partly")
         and not complete(tmp_path / "absent")
     )
-    missing = pd.concat([whole, partly]).dropna(subset="reason")  # one of 48 scores
+    missing = partly[partly.score.isna()]  # one of 48 scores
     replace(evaluation, max_missing={"hps": 0.0, "unified_reward": 0.025}).stop_at_missing(missing)
     with pytest.raises(
         UserError, match="reward unified_reward: 1 of 48 scores are missing, .* no answer: busy"

@@ -309,7 +309,7 @@ def test_prompts_are_shown_as_text_and_never_run(project, tmp_path):
             (project / "reports" / "report.html").as_uri(), tmp_path / "chromium"
         ) as page:
             assert page.evaluate("document.title") == "G²RPO report: seconds"
-            assert page.evaluate("document.querySelector('#worst tbody td').textContent") == evil
+            assert page.evaluate("document.querySelector('#changed tbody td').textContent") == evil
             assert page.complaints() == []
     finally:
         target.unlink()

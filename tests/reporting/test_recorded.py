@@ -78,6 +78,8 @@ def measured(results, compared) -> pd.DataFrame:
         *missing_lines(scores),
         {"part": "warning", **run, "iteration": 3, "note": "nothing is left to learn from"},
         *prompt_lines(compared, scores),
+        {"part": "ceiling", "method": "base", "seed": 0, "reward": "hps", "value": 0.9},
+        {"part": "ceiling", "method": "base", "seed": 0, "reward": "clip_score", "value": 0.8},
         *training_lines(dict.fromkeys(compared.runs, records)),
     ]
     return tabulate(lines, ABOUT)

@@ -2,9 +2,10 @@ import base64
 import io
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 
-from g2rpo_core.reporting.images import LARGE, THUMBNAIL, embed_image
+from g2rpo_core.reporting.images import CHANGED, DRAWN, FIRST, LARGE, THUMBNAIL, choose, embed_image
 
 
 def test_a_small_image_goes_in_as_it_is(tmp_path):
@@ -34,7 +35,7 @@ def test_a_large_image_is_a_thumbnail_that_leads_to_the_lossless_file(tmp_path):
     )
 
 
-def test_eighteen_prompts_by_six_models_at_1024_pixels_stay_below_ten_megabytes(tmp_path):
+def test_a_page_with_six_models_at_1024_pixels_stays_below_ten_megabytes(tmp_path):
     """Detail at every scale, as photographs have: more than a thumbnail can hold."""
     rng = np.random.default_rng(0)
     sizes = []
@@ -51,4 +52,17 @@ def test_eighteen_prompts_by_six_models_at_1024_pixels_stay_below_ten_megabytes(
             file, compress_level=1
         )
         sizes.append(len(embed_image(file, tmp_path).source))
-    assert 18 * sum(sizes) + 1_500_000 < 10_000_000  # with charts, their library and tables
+    prompts = 2 * CHANGED + DRAWN + 3 * FIRST * 2 / len(sizes)
+    assert prompts * sum(sizes) + 1_500_000 < 10_000_000  # with charts, their library and tables
+
+
+def test_prompts_are_chosen_by_their_change_and_by_a_draw_without_a_look_at_it():
+    ids = [f"p{number:03}" for number in range(50)]
+    change = pd.Series(np.linspace(-0.2, 1, 49), ids[:49])  # p049 has no score
+    chosen = choose(change, ids)
+    assert list(chosen["rose most"]) == ["p048", "p047", "p046"]
+    assert chosen["fell most"] == {key: change[key] for key in ["p000", "p001", "p002"]}
+    drawn = list(chosen["drawn at random"])
+    assert len(set(drawn)) == DRAWN and drawn == list(choose(-change, ids)["drawn at random"])
+    # What did not change is neither
+    assert not choose(0 * change, ids)["rose most"] and not choose(0 * change, ids)["fell most"]

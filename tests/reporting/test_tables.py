@@ -15,11 +15,11 @@ from g2rpo_core.reporting.over_seeds import (
 from g2rpo_core.reporting.tables import (
     Run,
     by_run,
+    changes,
     judged,
     lines_of,
     matrix_lines,
     missing_lines,
-    most_changed,
     pair_lines,
     run_lines,
     style_lines,
@@ -242,12 +242,14 @@ def test_styles_are_compared_within_themselves(results):
     assert left == [("g2rpo", "one"), ("dance_grpo", "one"), ("dance_grpo", "two")]
 
 
-def test_the_worst_cases_are_those_that_fell_most(results):
+def test_changes_are_differences_of_the_weighted_sum_the_worst_first(results):
     fell = (results.method == "g2rpo") & (results.prompt_id == "p7") & (results.reward == "hps")
     results.loc[fell, "score"] -= 1
-    worst = most_changed(results, ("g2rpo", 1), ("base", 0), WEIGHTS, 3)
-    assert len(worst) == 3 and worst[0] == ("p7", pytest.approx(0.2 - 2.0))
-    assert [drop for _, drop in worst[1:]] == pytest.approx([0.2, 0.2])
+    found = changes(results, ("g2rpo", 1), ("base", 0), WEIGHTS)
+    assert found.index[0] == "p7" and found.iloc[0] == pytest.approx(0.2 - 2.0)
+    assert found.iloc[1:].tolist() == pytest.approx([0.2] * (len(found) - 1))
+    results.loc[fell, "score"] = np.nan
+    assert "p7" not in changes(results, ("g2rpo", 1), ("base", 0), WEIGHTS)
 
 
 def test_the_summary_says_what_the_intervals_say(results):

@@ -119,10 +119,10 @@ def test_an_image_scored_alone_equals_the_batch_and_tensors_equal_files(reward):
     )
 
 
-def test_a_prompt_without_a_text_has_no_score_and_says_why(reward):
+def test_a_score_says_what_was_read_and_a_missing_one_why(reward):
     scores, reasons = score_one(reward, [drawn("Hello World")] * 2, [SIGN, "a sign"])
     assert scores[0] == 1.0 and math.isnan(scores[1].item())
-    assert reasons == [None, "the prompt has no text in double quotes"]
+    assert reasons == ["read 'Hello World'", "the prompt has no text in double quotes"]
 
 
 def test_every_image_needs_a_prompt(reward):
