@@ -137,7 +137,7 @@ def build_page(
         paper=paper_rows(compared, variants),
         settings=settings,
         provenance=provenance,
-        words=write_words(compared, table, first, gains),
+        words=write_words(compared, table, first, gains, training.costs),
         images=embed_images(sources, compared, table, gains.best) if sources else None,
     )
 

@@ -14,13 +14,14 @@ from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.foundation.runs import BASE, is_base
 from g2rpo_core.reporting.measured import Compared
 from g2rpo_core.reporting.over_seeds import Gains, Group
-from g2rpo_core.reporting.tables import Line, Variant, by_run, lines_of
+from g2rpo_core.reporting.tables import Line, Run, Variant, by_run, lines_of
 
 PAPER = YAML(typ="safe", pure=True).load(Path(__file__).with_name("paper.yaml").read_text())
+EQUAL = 1.02  # a smaller ratio of total compute is called equal
 NOTICE = {
     "built": (
-        "Profile {} is synthetic: images of coloured shapes by small models that were trained on "
-        "this machine. Nothing on this page is a result of the paper."
+        "Profile {} is synthetic: small images of {} by small models that were trained on this "
+        "machine. Nothing on this page is a result of the paper."
     ),
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
 }
@@ -37,18 +38,27 @@ class Words:
     """What intervals over seeds hold for."""
     compared_with: str
     no_interval: str
+    unequal: str
+    """How far methods are apart in compute."""
 
 
 def write_words(
-    compared: Compared, table: pd.DataFrame, first: pd.DataFrame, gains: Gains
+    compared: Compared,
+    table: pd.DataFrame,
+    first: pd.DataFrame,
+    gains: Gains,
+    costs: Mapping[Run, Mapping],
 ) -> Words:
-    """Write a page's sentences; table: `tables.judged`; first: the runs' lines shown first."""
+    """Write a page's sentences.
+
+    table: `tables.judged`; first: the runs' lines shown first; costs: as in `Training`.
+    """
     trained = lines_of(first[first.reward == TRAINING])
     pairs = lines_of(table[(table.part == "pair") & (table.reward == TRAINING)])
     source = compared.settings.models.source
     known = {name for weights in compared.weights.values() for name in weights}
     held_out = [name for name in compared.settings.evaluation.rewards if name not in known]
-    notice = NOTICE["hub" if source == "hub" else "built"].format(compared.profile)
+    notice = NOTICE["hub" if source == "hub" else "built"].format(compared.profile, source)
     return Words(
         notice=notice + made_before(table, first),
         verdict=verdict(gains, pairs, compared.labels, compared.reward_labels, held_out),
@@ -56,6 +66,7 @@ def write_words(
         over=what_intervals_are_over(compared),
         compared_with=compared_with(compared),
         no_interval=without_interval(first),
+        unequal=unequal_compute(costs, compared.labels),
     )
 
 
@@ -77,8 +88,9 @@ def verdict(
     few = not any(group.ranked for group in gains.groups)
     sentences = [first_of_few(trained, pairs, labels)] if few and len(trained) > 1 else []
     every = " on every seed" if few and trained[0].seeds > 1 else ""
-    risen = [line for line in trained if line.tone == "up"]
-    rest = [line for line in trained if line.tone != "up"]
+    risen, fallen, rest = (
+        [line for line in trained if line.tone == tone] for tone in ("up", "down", "")
+    )
     names = lambda some: ", ".join(
         f"{labels[line.method]} ({line.difference:+.3f})" for line in some
     )
@@ -89,7 +101,7 @@ def verdict(
             f"{labels[only.method]} {verb} the reward that it was trained "
             f"on{every and f',{every}'} ({only.difference:+.3f})."
         )
-    elif not rest:
+    elif len(risen) == len(trained):
         several = "Both methods" if len(trained) == 2 else f"All {len(trained)} methods"
         listed = f": {names(risen)}" if len(risen) < 4 else ""
         sentences.append(
@@ -99,9 +111,15 @@ def verdict(
         counted = f"{len(risen) or 'None'} of {len(trained)} methods"
         which = names(risen) if len(risen) == 1 else counted
         verb = "raises" if len(risen) < 2 else "raise"
-        fails = "not so" if every else "no significant rise"
-        others = f"; {fails}: {names(rest)}" if len(rest) < 4 else ""
-        sentences.append(f"{which} significantly {verb} the training reward{every}{others}.")
+        some = lambda lines: names(lines) if len(lines) < 4 else f"{len(lines)} methods"
+        lower = "lowers" if len(fallen) == 1 else "lower"
+        fails = "not so" if every else "no significant change"
+        parts = [
+            f"{which} significantly {verb} the training reward{every}",
+            *([f"{some(fallen)} significantly {lower} it"] if fallen else []),
+            *([f"{fails}: {some(rest)}"] if rest else []),
+        ]
+        sentences.append("; ".join(parts) + ".")
     shared = len(gains.groups) == 1
     ranked = [group for group in gains.groups if len(group.ranked) > 1]
     sentences += [first_of_group(group, labels, {} if shared else rewards) for group in ranked]
@@ -134,19 +152,27 @@ def held_out_rewards(
     rewards: Mapping[str, str],
     held_out: Sequence[str],
 ) -> str:
-    """Say whether held-out rewards rose, too; '' if none rose with every method and none fell."""
+    """Say which held-out rewards fell, or else which rose significantly, with which methods."""
     others = gains[gains.reward.isin(held_out)]
-    tones = others.groupby("reward", sort=False).tone.agg(set)
-    always = [rewards[reward] for reward, seen in tones.items() if seen == {"up"}]
-    unsure = [rewards[reward] for reward, seen in tones.items() if seen != {"up"}]
     if fallen := [
         f"{rewards[line.reward]} of {labels[line.method]}"
         for line in lines_of(others[others.tone == "down"])
     ]:
         more = ", …" if len(fallen) > 4 else ""
-        return f"Some held-out rewards fall: {', '.join(fallen[:4])}{more}."
-    not_always = f"; not always significantly: {', '.join(unsure)}" if unsure else ""
-    return f"Held-out rewards rise too: {', '.join(always)}{not_always}." if always else ""
+        return f"Held-out rewards that significantly fall: {', '.join(fallen[:4])}{more}."
+    tones = others.groupby("reward", sort=False).tone.agg(list)
+    found: dict[str, list[str]] = {"all": [], "some": [], "none": []}
+    for reward, seen in tones.items():
+        how = "all" if set(seen) == {"up"} else "some" if "up" in seen else "none"
+        found[how].append(rewards[reward])
+    several = gains.method.nunique() > 1
+    hows = {
+        "all": "significantly with every method: " if several else "significantly: ",
+        "some": "with some methods: ",
+        "none": "with none: " if several else "not significantly: ",
+    }
+    listed = [how + ", ".join(found[key]) for key, how in hows.items() if found[key]]
+    return f"Held-out rewards rise {'; '.join(listed)}." if listed else ""
 
 
 def first_of_few(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping[str, str]) -> str:
@@ -160,6 +186,9 @@ def first_of_few(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping
     if not shared:
         return ""
     by = sum(sign * line.difference for sign, line in shared) / len(shared)
+    widths = [(line.high - line.low) / 2 for _, line in shared if line.known]
+    least = f"{sum(widths) / len(widths):.3f}" if widths else ""
+    unseen = f" A lead below {least} on a seed cannot be told from chance." if least else ""
     clear = sum(line.tone == ("up" if sign > 0 else "down") for sign, line in shared)
     seeds = f"{clear or 'none'} of {len(shared)} seeds" if len(shared) > 1 else "its one seed"
     significant = "" if clear or len(shared) > 1 else "not "
@@ -168,7 +197,26 @@ def first_of_few(trained: Sequence[Line], pairs: Sequence[Line], labels: Mapping
         return f"{labels[first]} is ahead of {next_one} by {by:.3f}, significantly on {seeds}."
     return (
         f"No lead is shown: {labels[first]} gains {by:.3f} more than {next_one.rstrip(',')}, "
-        f"{significant}significantly on {seeds}."
+        f"{significant}significantly on {seeds}.{unseen}"
+    )
+
+
+def unequal_compute(costs: Mapping[Run, Mapping], labels: Mapping[str, str]) -> str:
+    """Say how far the total compute of methods is apart; '' if all had the same within 2 %.
+
+    costs: of each run, with `total_compute`.
+    """
+    totals = pd.Series({run: cost["total_compute"] for run, cost in costs.items()}, dtype=float)
+    if totals.empty:
+        return ""
+    means = totals.groupby(level=0).mean().sort_values()
+    least, most = means.index[0], means.index[-1]
+    ratio = means.iloc[-1] / means.iloc[0]
+    if ratio < EQUAL:
+        return ""
+    return (
+        f"Compute is not equal: {labels[most]} had {ratio:.2f} times the total compute of "
+        f"{labels[least]}."
     )
 
 

@@ -25,7 +25,7 @@ from g2rpo_core.reporting.tables import (
     style_lines,
     tabulate,
 )
-from g2rpo_core.reporting.verdict import summary, verdict
+from g2rpo_core.reporting.verdict import summary, unequal_compute, verdict
 
 RUNS = [("g2rpo", 1), ("dance_grpo", 1)]
 WEIGHTS = {"hps": 2.0, "clip_score": 1.0}
@@ -297,18 +297,54 @@ def test_the_verdict_says_who_rose_who_is_ahead_and_what_follows(results):
     assert first[0].difference == pytest.approx(0.2) and not first[0].known
     assert verdict(gains, pairs, LABELS, NAMES, ["hps"]) == (
         "G²RPO is ahead of DanceGRPO by 0.600, significantly on its one seed. "
-        "G²RPO (+0.200) significantly raises the training reward; no significant rise: "
-        "DanceGRPO (-0.400). Some held-out rewards fall: HPS-v2.1 of DanceGRPO."
+        "G²RPO (+0.200) significantly raises the training reward; DanceGRPO (-0.400) significantly "
+        "lowers it. Held-out rewards that significantly fall: HPS-v2.1 of DanceGRPO."
     )
     alone = gains_of(beside_base(results, RUNS[:1]))
     assert verdict(alone, [], LABELS, NAMES, ["hps"]) == (
-        "G²RPO raises the reward that it was trained on (+0.200). Held-out rewards rise too: "
-        "HPS-v2.1."
+        "G²RPO raises the reward that it was trained on (+0.200). Held-out rewards rise "
+        "significantly: HPS-v2.1."
     )
     two = verdict(alone, [], LABELS, NAMES, ["hps", "clip_score"])
     assert two.endswith(
-        " Held-out rewards rise too: HPS-v2.1; not always significantly: CLIP Score."
+        " Held-out rewards rise significantly: HPS-v2.1; not significantly: CLIP Score."
     )
+
+
+@pytest.mark.parametrize(
+    "hps, clip_score, said",
+    [
+        (0.2, 0.1, "with every method: HPS-v2.1, CLIP Score"),
+        (0.2, -0.5, None),  # a fall is what to know
+        (0.2, 0.0, "with every method: HPS-v2.1; with none: CLIP Score"),
+        (0.0, 0.0, "with none: HPS-v2.1, CLIP Score"),
+    ],
+)
+def test_a_reward_that_rises_nowhere_is_not_said_to_rise(results, hps, clip_score, said):
+    base = results[results.method == "base"]
+    shift = base.reward.map({"hps": hps, "clip_score": clip_score})
+    treated = [
+        base.assign(method=method, seed=1, score=base.score + shift)
+        for method in ("g2rpo", "dance_grpo")
+    ]
+    gains = gains_of(beside_base(pd.concat([base, *treated])))
+    sentence = verdict(gains, [], LABELS, NAMES, ["hps", "clip_score"])
+    if said is None:
+        assert "rise" not in sentence.split("Held-out")[1]
+    else:
+        assert said.replace("with every", "significantly with every") in sentence
+
+
+def test_methods_of_unequal_compute_are_named_with_their_ratio():
+    cost = lambda total: {"total_compute": total}
+    costs = {("g2rpo", 1): cost(110.0), ("g2rpo", 2): cost(130.0), ("dance_grpo", 1): cost(80.0)}
+    assert unequal_compute(costs, LABELS) == (
+        "Compute is not equal: G²RPO had 1.50 times the total compute of DanceGRPO."
+    )
+    assert (
+        unequal_compute({("g2rpo", 1): cost(101.0), ("dance_grpo", 1): cost(100.0)}, LABELS) == ""
+    )
+    assert unequal_compute({}, LABELS) == ""
 
 
 def test_a_lead_on_two_seeds_says_on_how_many_it_is_significant(results):
@@ -320,8 +356,9 @@ def test_a_lead_on_two_seeds_says_on_how_many_it_is_significant(results):
     gains, pairs = gains_of(beside_base(table, runs)), pairs_of(table, runs)
     assert verdict(gains, pairs, LABELS, NAMES, []) == (
         "No lead is shown: G²RPO gains 0.250 more than DanceGRPO, significantly on 1 of 2 seeds. "
-        "None of 2 methods significantly raises the training reward on every seed; not so: "
-        "G²RPO (-0.150), DanceGRPO (-0.400)."
+        "A lead below 0.000 on a seed cannot be told from chance. "
+        "None of 2 methods significantly raises the training reward on every seed; "
+        "DanceGRPO (-0.400) significantly lowers it; not so: G²RPO (-0.150)."
     )
     unclear = [line._replace(tone="") for line in pairs]
     assert "more than DanceGRPO, significantly on none of 2 seeds." in verdict(
