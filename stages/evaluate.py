@@ -7,7 +7,7 @@ from pathlib import Path
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import forget_finished, still_decide
 from g2rpo_core.distributed.runtime import REAL, Runtime
-from g2rpo_core.evaluation.ceiling import CEILING, score_own_pictures
+from g2rpo_core.evaluation.ceiling import write_ceiling
 from g2rpo_core.evaluation.results import reported_means
 from g2rpo_core.evaluation.run import Evaluation
 from g2rpo_core.evaluation.settings import EvaluationSettings
@@ -54,9 +54,8 @@ def main(runtime: Runtime = REAL) -> None:
     parts = {
         method: whole(evaluation_folder(method, args.seed).relative_to(name)) for method in drawn
     }
-    runtime.check_room(
-        sum(each.bytes_left() for each in parts.values()), f"evaluating {name}", processes
-    )
+    left = sum(each.bytes_left() for each in parts.values())
+    runtime.check_room(left, f"evaluating {name}", processes)
 
     # Sample and score what is left, as the run draws; the base as each of the runs does
     share = evaluation.trained_share if weights.folder else 1.0
@@ -78,11 +77,10 @@ def main(runtime: Runtime = REAL) -> None:
 
     # Write the outputs
     tables = {method: part.write(method, int(args.seed)) for method, part in parts.items()}
-    if weights.folder is None and (own := score_own_pictures(store.prompts, scorers, evaluation)):
-        write_json(folder / "out" / CEILING, own)
-    write_json(
-        paths.reports / "metrics" / f"{name}.json", reported_means(tables[args.method], evaluation)
-    )
+    if weights.folder is None:
+        write_ceiling(folder / "out", store.prompts, scorers, evaluation)
+    metrics = paths.reports / "metrics" / f"{name}.json"
+    write_json(metrics, reported_means(tables[args.method], evaluation))
     runtime.publish(folder / "out", paths.evaluations / name)
     runtime.discard(folder)
     commit(weights.stage, args, paths, lambda: still_decide(folder, decides(read()), dependencies))

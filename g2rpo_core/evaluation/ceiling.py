@@ -1,6 +1,7 @@
 """Score a task's own pictures of the test prompts: about what a perfect model would reach."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,11 +9,23 @@ import torch
 
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.evaluation.settings import EvaluationSettings
+from g2rpo_core.foundation.files import write_json
 from g2rpo_core.rewards.scoring import score_table
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.tasks.table import find_task
 
 CEILING = "ceiling.json"  # in the folder of the base's evaluation
+
+
+def write_ceiling(
+    folder: Path,
+    prompts: list[Prompt],
+    rewards: Mapping[str, Reward],
+    settings: EvaluationSettings,
+) -> None:
+    """Write CEILING into the folder; nothing where `score_own_pictures` has no scores."""
+    if own := score_own_pictures(prompts, rewards, settings):
+        write_json(folder / CEILING, own)
 
 
 def score_own_pictures(
