@@ -156,7 +156,7 @@ def make_plan(
         evaluation_hours=round(_evaluation_hours(work, ms), 2),
         monitor_hours=round(_monitor_hours(work, ms), 2),
         disk_gib=gib(disk),
-        not_counted=[name for name in work.scorers if name not in work.sizes],
+        not_counted=[name for name in work.scorers if not _is_counted(work, name)],
     )
 
 
@@ -346,12 +346,13 @@ def _seconds(work: Work, ms: float) -> dict[str, float]:
     scored = work.scored * sum(
         times * work.sizes[name].flops_per_image for name, times in calls.items()
     )
+    on_host = work.scored * sum(_host_seconds(work.profile, name) for name in work.training.rewards)
     trained = work.trained * work.forward_evals
     per_state = work.flops(training=True) + flops * work.method.objective.extra_forwards
     return {
         "rollout": work.evaluations * work.prompts * ms / 1e3,
         "decoding": work.prompts * decoded * per_flop * DECODE_SLOWER,
-        "scoring": work.prompts * scored * per_flop * SCORE_SLOWER,
+        "scoring": work.prompts * (scored * per_flop * SCORE_SLOWER + on_host),
         "update": work.prompts * trained * per_state * per_flop,
     }
 
@@ -444,6 +445,18 @@ def _sizes(profile: Profile, rewards: Iterable[str]) -> dict[str, ModelSize]:
         if name in REWARDS and not settings_of(profile.rewards, name).remote
     ]
     return {spec.name: spec.size for spec in specs if spec.size is not None}
+
+
+def _host_seconds(profile: Profile, reward: str) -> float:
+    """Return a reward's seconds per image on the host; 0 on the device, a server, or if unknown."""
+    if reward not in REWARDS or not (seconds := REWARDS[reward].host_seconds):
+        return 0.0
+    settings = settings_of(profile.rewards, reward)
+    return 0.0 if settings.remote else seconds(settings)
+
+
+def _is_counted(work: Work, reward: str) -> bool:
+    return reward in work.sizes or _host_seconds(work.profile, reward) > 0
 
 
 def _calls_per_image(work: Work, reward: str) -> float:

@@ -224,6 +224,8 @@ class RewardSpec:
     """Those of its models whose entry must name open_clip's architecture."""
     size: ModelSize | None = None
     """None if it is not known."""
+    host_seconds: Callable[[Any], float] | None = None
+    """Seconds per image on the host's processor, from its settings; None: it is on the device."""
     aliases: tuple[str, ...] = ()
     tasks_only: bool = False
     """Whether it only knows captions and images of tiny tasks."""

@@ -1,6 +1,7 @@
 """The plan's arithmetic against the true configuration and what smaller models really take."""
 
 import json
+import shutil
 from functools import partial
 
 import pytest
@@ -22,6 +23,7 @@ from g2rpo_core.estimate.plan import PROMPT_TOKENS, Work, make_plan
 from g2rpo_core.estimate.tracing import make_encoder
 from g2rpo_core.models import cost
 from g2rpo_core.models.settings import LoraSettings
+from g2rpo_core.rewards.ocr import SECONDS
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here
 from tests.fixtures.errors import refused
@@ -320,6 +322,29 @@ def test_a_window_that_moves_is_planned_over_all_its_positions():
 
 
 @pytest.mark.pipeline
+def test_a_reward_on_the_host_takes_its_seconds_per_image(tmp_path):
+    """OCR: each image of a rollout, over the images that are read at the same time."""
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    evaluated = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml").evaluation.rewards
+
+    def scoring(rewards: dict, trained_on: dict) -> float:
+        file = tmp_path / "profiles" / "mine.yaml"
+        evaluation = {"rewards": [*evaluated, *trained_on]}
+        changed = {"training": {"rewards": trained_on}, "evaluation": evaluation}
+        file.write_text(json.dumps({"extends": "flux_hps_clip", "rewards": rewards, **changed}))
+        plan = make_plan(load_profile(file), "g2rpo", Machines(16, 141, nodes=2))
+        assert "server" in rewards.get("ocr", {}) or "ocr" not in plan.not_counted
+        return plan.seconds["scoring"]
+
+    read = lambda **settings: scoring({"ocr": settings}, {"ocr": 1.0})
+    elsewhere = read(server={"url": "http://127.0.0.1:1"})
+    assert elsewhere == scoring({}, {})
+    images = 8 * 3 * 12  # of a prompt, on each GPU: steps, granularities, members
+    assert read(threads=4) - elsewhere == pytest.approx(images * SECONDS[True] / 4, rel=0.01)
+    assert read(threads=8) - elsewhere == pytest.approx(images * SECONDS[True] / 8, rel=0.01)
+    assert read(detect=False) - elsewhere < images * SECONDS[True] / 100
+
+
 def test_what_does_not_fit_gets_changes_that_the_prompts_allow():
     """16 prompts an iteration are not for 32 GPUs, so none of the changes asks for as many."""
     profile = load_profile(ROOT / "profiles" / "flux_hps.yaml")
