@@ -309,7 +309,18 @@ def test_prompts_are_shown_as_text_and_never_run(project, tmp_path):
             (project / "reports" / "report.html").as_uri(), tmp_path / "chromium"
         ) as page:
             assert page.evaluate("document.title") == "G²RPO report: seconds"
-            assert page.evaluate("document.querySelector('#changed tbody td').textContent") == evil
+            assert page.evaluate("document.querySelector('#images tbody td').textContent") == evil
+            # The base and the trained model, by the rules that stand above them
+            rules = page.evaluate(
+                "[...document.querySelectorAll('#pictures thead tr:first-child th')]"
+                ".map(head => [head.textContent, head.colSpan])"
+            )
+            assert rules[-1][0] == "drawn at random" and len(rules) > 2
+            rows = page.evaluate(
+                "[...document.querySelectorAll('#pictures tbody tr')]"
+                ".map(row => row.querySelectorAll('img').length)"
+            )
+            assert rows == [sum(count for _, count in rules[1:])] * 2
             assert page.complaints() == []
     finally:
         target.unlink()
