@@ -13,7 +13,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTH, HEIGHT = 1200, 645
+WIDTH, HEIGHT = 1200, 720
 
 
 def main() -> None:
