@@ -33,7 +33,7 @@ def score_own_pictures(
 ) -> dict[str, float]:
     """Return the mean score of pictures that the task of the prompts draws, by reward.
 
-    {} where no task draws pictures of all these prompts in the size that is evaluated. What
+    A reward that gave no score at all is left out. {} where no task draws pictures of all these prompts in the size that is evaluated. What
     captions leave open is drawn by the seed of the evaluation.
     """
     try:
@@ -50,4 +50,4 @@ def score_own_pictures(
         for start, part in zip(range(0, len(prompts), settings.batch), images.split(settings.batch))
     )
     means = table.groupby("reward").score.mean()  # of those that have a score
-    return {name: float(means[name]) for name in rewards}
+    return {name: float(means[name]) for name in rewards if pd.notna(means[name])}

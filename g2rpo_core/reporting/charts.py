@@ -55,9 +55,9 @@ def forest(
 
     Seeds are dots, their mean a diamond with its interval. With fewer than three seeds, each seed
     shows its own interval, over prompts. lines: of every seed, method by method; gains: the same
-    over seeds (`over_seeds`); labels: of methods; titles: of panels, by reward; ends: what
-    the base and the task's own pictures score, by reward, for the titles of axes. Returns None if
-    there is nothing to show.
+    over seeds (`over_seeds`); labels: of methods; titles: of panels, by reward; ends: what the
+    base and the task's own pictures score, by reward, for the titles of axes. Returns None if there
+    is nothing to show.
     """
     if not len(lines):
         return None

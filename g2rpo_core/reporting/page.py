@@ -94,9 +94,11 @@ class Page:
         means = part_of(self.table, "ceiling").groupby("reward", sort=False).value.mean()
         base = next(lines for (method, _), lines in self.runs.items() if is_base(method))
         ends = {reward: (base[reward].value, own) for reward, own in means.items()}
-        if ends and len(self.compared.groups) == 1:
-            weights = self.compared.first_weights.items()
-            floor, ceiling = (sum(on * ends[name][end] for name, on in weights) for end in (0, 1))
+        weights = self.compared.first_weights
+        if len(self.compared.groups) == 1 and weights.keys() <= ends.keys():
+            floor, ceiling = (
+                sum(on * ends[name][end] for name, on in weights.items()) for end in (0, 1)
+            )
             ends[TRAINING] = floor, ceiling
         return ends
 

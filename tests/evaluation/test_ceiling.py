@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.evaluation.ceiling import CEILING, score_own_pictures, write_ceiling
@@ -30,6 +31,12 @@ def test_a_tasks_own_pictures_are_right_however_they_are_batched(task):
     assert found["verifier"] == 1.0 and 0 < found["saturation"] < 1
     alone = score_own_pictures(prompts_of(task), REWARDS, settings_of(size, batch=1))
     assert alone == pytest.approx(found)
+
+
+def test_a_reward_without_any_score_is_left_out():
+    silent = lambda images, prompts: torch.full((len(images),), torch.nan)
+    found = score_own_pictures(prompts_of("words"), REWARDS | {"silent": silent}, settings_of(32))
+    assert set(found) == set(REWARDS)
 
 
 def test_other_prompts_and_sizes_have_no_ceiling(tmp_path):
