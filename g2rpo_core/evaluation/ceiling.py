@@ -33,8 +33,9 @@ def score_own_pictures(
 ) -> dict[str, float]:
     """Return the mean score of pictures that the task of the prompts draws, by reward.
 
-    A reward that gave no score at all is left out. {} where no task draws pictures of all these prompts in the size that is evaluated. What
-    captions leave open is drawn by the seed of the evaluation.
+    A reward that gave no score at all is left out. {} where no task draws pictures of all these
+    prompts in the size that is evaluated. What captions leave open is drawn by the seed of the
+    evaluation.
     """
     try:
         task = find_task(prompts[0].text)
