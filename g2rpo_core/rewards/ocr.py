@@ -179,8 +179,8 @@ def _build(models: ModelStore, device: torch.device, settings: OCRSettings) -> O
     return OCR(make_reader(settings), settings.threads)
 
 
-# With and without detection, on one core of an Intel Xeon (family 6, model 207), 27 November 2026, at
-# 32 to 720 pixels; detection takes twice as long at 1,024
+# With and without detection, on one core of an Intel Xeon (family 6, model 207) in November 2026;
+# at 32 to 720 pixels: detection takes twice as long at 1,024
 SECONDS = {True: 0.6, False: 0.02}
 SPEC = RewardSpec(
     "ocr",
