@@ -177,7 +177,10 @@ def test_the_report_is_one_file_with_everything_in_it(project):
         r'(?:src|href)="(?!data:|#)[^"]*"', markup.replace('src="timings/seconds.js"', "")
     )  # it does without
     assert "@import" not in markup and page.count("<script src") == 1
-    assert page.count("data:image/png;base64,") == 3 * 6 + 3 * 6  # drawn at random, worst cases
+    # Three models: six prompts drawn at random, and those that changed; on the first screen two of
+    # the models, with three prompts drawn and those that changed
+    changed, rest = divmod(page.count("data:image/png;base64,") - 3 * 6 - 2 * 3, 3 + 2)
+    assert rest == 0 and 0 < changed <= 6
     for word in (
         "HPS-v2.1",
         "CLIP Score",
