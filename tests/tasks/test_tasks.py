@@ -137,53 +137,43 @@ def test_images_of_another_size_are_refused(task):
         verify(torch.rand(1, 3, 48, 48), [task.example])
 
 
-@pytest.mark.parametrize(
-    "shown, wrong",
-    [
-        ("a small red circle at the left", {"size0"}),
-        ("a large red cross at the left", {"shape0"}),
-        ("a large red circle at the right", {"layout"}),
-        ("a large blue circle at the left", {"color0", "shape0", "size0", "layout", "clean"}),
-    ],
-)
-def test_each_attribute_of_shapes_is_checked_by_itself(shown, wrong):
-    held = held_by(TASKS["shapes"], "a large red circle at the left", shown)
-    assert {name for name, value in held.items() if not value} == wrong
+SHAPES = "a large red circle at the left"
+MARKS = "three large striped red squares with two dots"
+WORDS = 'the word "C A T" in red'
 
 
 @pytest.mark.parametrize(
-    "shown, wrong",
+    "asked, shown, wrong",
     [
-        ("two large striped red squares with two dots", {"count"}),
-        ("three small striped red squares with two dots", {"size"}),
-        ("three large checked red squares with two dots", {"texture"}),
-        ("three large striped red crosses with two dots", {"shape"}),
-        ("three large striped red squares with three dots", {"marks"}),
-        ("three large striped red squares with two bars", {"marks"}),
-        ("three large striped red squares with no marks", {"marks"}),
+        (SHAPES, "a small red circle at the left", {"size0"}),
+        (SHAPES, "a large red cross at the left", {"shape0"}),
+        (SHAPES, "a large red circle at the right", {"layout"}),
         (
-            "three large striped blue squares with two dots",
-            {"count", "size", "texture", "color", "shape", "clean"},
+            SHAPES,
+            "a large blue circle at the left",
+            {"shape0", "layout", "size0", "clean", "color0"},
         ),
+        (MARKS, "two large striped red squares with two dots", {"count"}),
+        (MARKS, "three small striped red squares with two dots", {"size"}),
+        (MARKS, "three large checked red squares with two dots", {"texture"}),
+        (MARKS, "three large striped red crosses with two dots", {"shape"}),
+        (MARKS, "three large striped red squares with three dots", {"marks"}),
+        (MARKS, "three large striped red squares with two bars", {"marks"}),
+        (MARKS, "three large striped red squares with no marks", {"marks"}),
+        (
+            MARKS,
+            "three large striped blue squares with two dots",
+            {"count", "size", "color", "texture", "clean", "shape"},
+        ),
+        (WORDS, 'the word "B A T" in red', {"first letter"}),
+        (WORDS, 'the word "C O T" in red', {"second letter"}),
+        (WORDS, 'the word "C A I" in red', {"third letter"}),
+        (WORDS, 'the word "C A T" in purple', {"color"}),
+        (WORDS, 'the word "A C T" in red', {"first letter", "second letter"}),
     ],
 )
-def test_each_attribute_of_marks_is_checked_by_itself(shown, wrong):
-    held = held_by(TASKS["marks"], "three large striped red squares with two dots", shown)
-    assert {name for name, value in held.items() if not value} == wrong
-
-
-@pytest.mark.parametrize(
-    "shown, wrong",
-    [
-        ('the word "B A T" in red', {"first letter"}),
-        ('the word "C O T" in red', {"second letter"}),
-        ('the word "C A I" in red', {"third letter"}),
-        ('the word "C A T" in purple', {"color"}),
-        ('the word "A C T" in red', {"first letter", "second letter"}),
-    ],
-)
-def test_each_attribute_of_words_is_checked_by_itself(shown, wrong):
-    held = held_by(TASKS["words"], 'the word "C A T" in red', shown)
+def test_each_attribute_is_checked_by_itself(asked, shown, wrong):
+    held = held_by(find_task(asked), asked, shown)
     assert {name for name, value in held.items() if not value} == wrong
 
 
