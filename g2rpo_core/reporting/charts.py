@@ -6,8 +6,12 @@ backgrounds.
 """
 
 import json
+import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import altair as alt
@@ -272,12 +276,34 @@ def svg(spec: dict | None) -> str:
     """Return the chart as the text of an SVG file; an empty SVG for None."""
     if spec is None:
         return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>\n'
-    return vl_convert.vegalite_to_svg(spec, vl_version=VERSION)
+    with _bundled_fonts():
+        return vl_convert.vegalite_to_svg(spec, vl_version=VERSION)
 
 
 def png(spec: dict) -> bytes:
     """Draw the chart as a PNG on white."""
-    return vl_convert.vegalite_to_png(spec | {"background": "white"}, vl_version=VERSION)
+    with _bundled_fonts():
+        return vl_convert.vegalite_to_png(spec | {"background": "white"}, vl_version=VERSION)
+
+
+@contextmanager
+def _bundled_fonts() -> Iterator[None]:
+    """Let vl-convert measure text with its bundled fonts alone, so that charts have equal bytes.
+
+    At its first chart it adds the fonts that fontconfig finds: an installed Liberation Sans moved
+    a chart's edge by a pixel.
+    """
+    before = os.environ.get("FONTCONFIG_FILE")
+    with TemporaryDirectory() as empty:
+        listed = Path(empty, "fonts.conf")
+        listed.write_text(f"<fontconfig><dir>{empty}</dir></fontconfig>")
+        os.environ["FONTCONFIG_FILE"] = str(listed)
+        try:
+            yield
+        finally:
+            del os.environ["FONTCONFIG_FILE"]
+            if before is not None:
+                os.environ["FONTCONFIG_FILE"] = before
 
 
 def library() -> str:
