@@ -21,7 +21,13 @@ KEPT = {
     "reports/forest.svg",
 }
 PROBED = {"gradients.json"}  # what was measured without training
-OWN = {"dose": {"reward.py"}, "choices": PROBED, "marks_choices": PROBED, "equal_compute": PROBED}
+OWN = {
+    "dose": {"reward.py"},
+    "words": {"judges.py"},
+    "choices": PROBED,
+    "marks_choices": PROBED,
+    "equal_compute": PROBED,
+}
 
 
 def stage(out: str, md5: str, code: str = "c", eta: float = 0.7) -> dict:
