@@ -1,10 +1,12 @@
-"""Take docs/report.png: the first screen of reports/report.html, by headless Chromium.
+"""Take the first screen of a report as a picture, by headless Chromium.
 
-The picture's metadata has the report's verdict.
+`python -m tools.draw_report` takes docs/report.png from reports/report.html, and with `words` takes
+docs/words.png from the study `words_baselines`. The picture's metadata has the report's verdict.
 """
 
 import re
 import subprocess
+import sys
 from html import unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +16,13 @@ from PIL.PngImagePlugin import PngInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH, HEIGHT = 1200, 720
+PAGES = {"report": "reports", "words": "studies/words_baselines/reports"}  # picture -> of a page
 
 
 def main() -> None:
     """Take the picture."""
-    page, picture = ROOT / "reports" / "report.html", ROOT / "docs" / "report.png"
+    name = sys.argv[1] if len(sys.argv) > 1 else "report"
+    page, picture = ROOT / PAGES[name] / "report.html", ROOT / "docs" / f"{name}.png"
     pattern = r'<p class="verdict">(.*?)</p>'
     (verdict,) = re.findall(pattern, page.read_text(encoding="utf-8"), re.DOTALL)
     text = PngInfo()

@@ -133,7 +133,7 @@ def test_a_committed_study_has_all_that_its_page_shows(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     page, home = committed_page(name), Path("studies", name)
     compared, hashes = page.compared, page.table.attrs["hashes"]
-    chart = forest(page.gains.lines, page.gains.table, compared.labels, compared.titles)
+    chart = forest(page.gains.lines, page.gains.table, compared.labels, compared.titles, page.ends)
     committed = (home / "reports" / "report.md").read_text()
     assert (home / "reports" / "forest.svg").read_text() == small(svg(chart))
     assert "[../runs.txt](../runs.txt)" in committed and hashes[1][1] not in committed
