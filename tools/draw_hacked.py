@@ -1,4 +1,4 @@
-"""Draw docs/pictures/hacked.png from a run of the study `words`: the same words by every entry.
+"""Draw docs/pictures/hacked.png from the study `words`: the same words by every reward.
 
 `python -m tools.draw_hacked`, after `python -m studies run words`. On the study's first base and
 seed it shows the words that rose most and fell most in OCR by training on it alone, and some drawn
@@ -30,7 +30,9 @@ def main() -> None:
     study = load_study("words")
     home = ROOT / "studies" / of_base(study, study.bases[0]).study / "evaluations"
     runs = {("base", 0): "base"} | {
-        (name, study.seeds[0]): entry.label or name for name, entry in study.entries.items()
+        (name, study.seeds[0]): entry.label or name
+        for name, entry in study.entries.items()
+        if entry.method == "nft_shared"
     }
     scores = pd.concat(
         pd.read_parquet(home / f"{method}-{seed}" / "results.parquet") for method, seed in runs

@@ -108,6 +108,12 @@ def test_the_readme_and_its_picture_say_what_the_committed_report_says():
     assert Image.open(ROOT / "docs" / "report.png").text["verdict"] == committed_verdict()
 
 
+def test_the_picture_of_words_says_what_the_report_of_its_study_says():
+    """If not: `python -m tools.draw_report words` takes the picture."""
+    report = (ROOT / "studies" / "words_baselines" / "reports" / "report.md").read_text()
+    assert Image.open(ROOT / "docs" / "words.png").text["verdict"] in report
+
+
 # Try one setting as an experiment
 
 
