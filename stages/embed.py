@@ -74,7 +74,8 @@ def main(runtime: Runtime = REAL) -> None:
             else:
                 bar = tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2)
                 with bar:
-                    write(out, prompts, encoded, settings.dtype, settings.shard_rows, bar.update)
+                    how = (settings.dtype, settings.shard_rows, bar.update)
+                    write(out, prompts, encoded, *how, folder / "manifests" / name)
             write_negative(out, negative, settings.dtype)
     runtime.publish(folder / "out", embeddings)
     made.note(key, embeddings)

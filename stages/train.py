@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.distributed.checkpoint import FINISHED, last_iteration, still_decide
+from g2rpo_core.distributed.checkpoint import find_finished, last_iteration, still_decide
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
 from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.runs import run_name, start_of
@@ -75,12 +75,13 @@ def main(runtime: Runtime = REAL) -> None:
         policy, held_out, monitored, training.monitor.prompts, run.sampling, processes, missing
     )
     display = Display(f"{paths.name}/{name}", trainer, held_out, last_iteration(folder))
-    if not (folder / FINISHED).exists():
-        train_to_end(trainer, folder, name, measure, display)
+    records = find_finished(folder, processes)
+    if records is None:
+        records = train_to_end(trainer, folder, name, measure, display)
 
     # Publish the run; it is kept here until DVC knows it, so that the next start ends at once
     if processes.rank == 0:
-        write_finished(run, name, folder, paths.timings)
+        write_finished(run, name, records, folder, paths.timings)
         runtime.publish(folder / "out", paths.runs / name)
         unchanged = lambda: still_decide(folder, decides(read(), args), dependencies)
         if commit(f"train@{name}", args, paths, unchanged):
@@ -89,8 +90,11 @@ def main(runtime: Runtime = REAL) -> None:
 
 def train_to_end(
     trainer: Trainer, folder: Path, name: str, measure: Callable[[], dict], display: Display
-) -> None:
-    """Train from the last checkpoint on, and write the weights aside; exit if asked to stop."""
+) -> list[dict]:
+    """Train from the last checkpoint on, and write the weights aside; return the records.
+
+    Exit if asked to stop.
+    """
     trainer.watch = display.group
     try:
         records = train(trainer, folder, measure, display.record, display.warn)
@@ -103,6 +107,7 @@ def train_to_end(
     finally:
         display.finish()
     finish(trainer, folder, records)
+    return records
 
 
 def decides(settings: SimpleNamespace, args: SimpleNamespace) -> dict[str, object]:

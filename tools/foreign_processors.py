@@ -24,7 +24,8 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.config import load_profile
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.hub.model_store import sha256, write_lock
+from g2rpo_core.foundation.manifest import sha256
+from g2rpo_core.hub.model_store import write_lock
 from g2rpo_core.numerics import portable
 from g2rpo_core.numerics.pins import PINS, are_set, read_processor
 from g2rpo_core.numerics.probe import SMALL, TRUE, hash_operations

@@ -12,7 +12,8 @@ import torch
 from g2rpo_core.cli.options import read_profile, resolve_alias
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import existing
-from g2rpo_core.hub.model_store import ModelStore, sha256
+from g2rpo_core.foundation.manifest import sha256
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.inference.votes import about, agreement, file_of, share, win_rates
 from g2rpo_core.numerics.processes import device_of

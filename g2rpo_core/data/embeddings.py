@@ -27,6 +27,7 @@ from g2rpo_core.data import LONGEST
 from g2rpo_core.data.prompts import Prompt, note_longer
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, in_one_line, reading, whole
+from g2rpo_core.foundation.manifest import find_whole, write_manifest
 from g2rpo_core.foundation.texts import natural, visible
 
 ROW_GROUP = 4
@@ -166,17 +167,22 @@ def write(
     dtype: str,
     shard_rows: int,
     progress: Callable[[int], None] = lambda rows: None,
+    manifests: Path | None = None,
 ) -> None:
-    """Write part-00000.parquet, ... with `shard_rows` prompts each; parts that exist are kept.
+    """Write part-00000.parquet, ... with `shard_rows` prompts each.
 
-    Those are complete. encoded: calls `encode` on the prompts of one part; progress: called with
-    the number of prompts in a new part.
+    encoded: calls `encode` on the prompts of one part; progress: called with the number of prompts
+    in a part; manifests: the folder for a manifest of each part, by which an interrupted call's
+    parts are used again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, start in enumerate(range(0, len(prompts), shard_rows)):
         part, path = prompts[start : start + shard_rows], folder / f"part-{number:05d}.parquet"
-        if not path.exists():
+        manifest = manifests / f"{path.stem}.json" if manifests else None
+        if not manifest or find_whole(manifest, folder) is None:
             _write_part(path, encoded(part), dtype, len(prompts))
+            if manifest:
+                write_manifest(manifest, folder, [path.name])
         progress(len(part))
 
 

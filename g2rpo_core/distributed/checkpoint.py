@@ -32,18 +32,25 @@ from g2rpo_core.foundation.files import (
     is_full,
     read_json,
     reading,
-    sync_folder,
+    sync,
     write_whole,
 )
-from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS
+from g2rpo_core.foundation.manifest import (
+    damages,
+    describe_files,
+    find_whole,
+    read_sealed,
+    sha256,
+    write_sealed,
+)
+from g2rpo_core.foundation.runs import HELDOUT_CURVE, SCRATCH, TRAINING_RECORDS
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.foundation.texts import natural
 from g2rpo_core.hub.made import files_of, link
-from g2rpo_core.hub.model_store import sha256
 from g2rpo_core.numerics.portable import in_use
 
 ROOT = SCRATCH
-FINISHED = "finished.json"  # in scratch: the records of a run whose outputs are whole in `out`
+FINISHED = "finished.json"  # in scratch: manifest of a finished run's `out`, with its records
 # Of large files: path -> what `_stamp` says of it, and its hash
 HASHES = Path(".cache", "hashes.json")
 LARGE = 2**24  # bytes; smaller files are read at every start
@@ -54,6 +61,8 @@ SEEN = "seen"
 VISIBLE_WITHIN = 30.0  # seconds until another node's file is visible on a network file system
 IDENTITY = "identity.json"
 KEPT = ".kept"  # ends the name of a folder with the last checkpoint of a finished run
+# What a longer run does not take from a shorter one: only checkpoints and snapshots
+OF_ONE_ATTEMPT = (IDENTITY, FINISHED, SEEN, "out", "*.published", "*.tmp", "*.gone")
 INDEX = {  # what an index that torch.distributed.checkpoint has written names, by module
     "torch": ("Size",),
     "torch.serialization": ("_get_layout",),
@@ -107,12 +116,17 @@ def scratch(
                 and last_iteration(folder) < last_iteration(other.parent) <= int(identity[end])
             ):
                 last = checkpoints(other.parent)[-1]
-                shutil.copytree(last, folder / last.name, copy_function=link)
+                taken = shutil.ignore_patterns(*OF_ONE_ATTEMPT)
+                shutil.copytree(
+                    other.parent, folder, ignore=taken, copy_function=link, dirs_exist_ok=True
+                )
                 print(
                     f"goes on from {last}: only {end} changed, "
                     f"from {theirs[end]} to {identity[end]}",
                     file=sys.stderr,
                 )
+                continue
+            if not changed:
                 continue
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             what = (
@@ -203,10 +217,8 @@ def _hashes(files: Iterable[Path]) -> dict[Path, str]:
 
     A large one is not read again while its inode, size and times of change stay the same.
     """
-    try:
-        known = read_json(HASHES, of=dict)
-    except UserError:  # none yet, or damaged: everything is read
-        known = {}
+    # None yet, or damaged: everything is read
+    known = attempt(lambda: read_sealed(HASHES))[0] or {}
     large = {file: _stamp(file) for file in files if file.stat().st_size > LARGE}
     unread = [
         file for file in files if file not in large or known.get(str(file), [])[:-1] != large[file]
@@ -220,13 +232,8 @@ def _hashes(files: Iterable[Path]) -> dict[Path, str]:
     if new := {
         str(file): [*large[file], found[file]] for file in unread if file in large and settled(file)
     }:
-        HASHES.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            HASHES,
-            json.dumps(
-                {name: about for name, about in known.items() if Path(name).exists()} | new
-            ).encode(),
-        )
+        there = {name: about for name, about in known.items() if Path(name).exists()}
+        write_sealed(HASHES, there | new)
     return found | {file: known[str(file)][-1] for file in large if file not in found}
 
 
@@ -314,7 +321,7 @@ class Checkpoints:
                 json.dumps({"processes": self.processes.size, "files": files}).encode(),
             )
             os.rename(temporary, final)
-            sync_folder(self.folder)
+            sync(self.folder)
             for old in checkpoints(self.folder)[: -self.keep]:
                 discard(old)
         self.processes.barrier()
@@ -345,7 +352,7 @@ def _hash_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]:
     files = list(folder.glob(f"__{rank}_*"))  # as torch.distributed.checkpoint names them
     if rank == 0:
         files += [folder / RECORDS, folder / ".metadata"]
-    return {file.name: {"size": file.stat().st_size, "sha256": sha256(file)} for file in files}
+    return describe_files(folder, [file.name for file in files])
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -390,17 +397,10 @@ def load_records(path: Path, processes: ProcessGroup = ALONE) -> list[dict]:
     try:
         with reading(path / MANIFEST):
             manifest = read_json(path / MANIFEST, of=dict)
-            mine = sorted(manifest["files"].items())[processes.rank :: processes.size]
+            mine = dict(sorted(manifest["files"].items())[processes.rank :: processes.size])
             if not {RECORDS, ".metadata"} <= manifest["files"].keys():
                 raise UserError(f"{MANIFEST} lists no records")
-            problem = next(
-                (
-                    f"{name} {wrong}"
-                    for name, about in mine
-                    if (wrong := _damage(path / name, about))
-                ),
-                None,
-            )
+            problem = next(iter(damages(path, mine)), None)
     except UserError:
         problem = f"no readable {MANIFEST}"
     if problem := processes.first(problem):
@@ -419,13 +419,6 @@ def _read_identity(file: Path) -> dict:
         return read_json(file, of=dict)
     except UserError:
         return {}
-
-
-def _damage(file: Path, about: dict) -> str | None:
-    size = file.stat().st_size if file.is_file() else 0
-    if size != about["size"]:
-        return f"has {size} of {about['size']} bytes"
-    return None if sha256(file) == about["sha256"] else "has changed since it was written"
 
 
 def load_state(path: Path, state: dict, processes: ProcessGroup = ALONE) -> None:
@@ -461,22 +454,33 @@ def discard(folder: Path) -> None:
         shutil.rmtree(gone)
 
 
+def find_finished(folder: Path, processes: ProcessGroup = ALONE) -> list[dict] | None:
+    """Return the records of a finished run whose weights in `out` are as they were written.
+
+    Collective. None if the run is not finished; or if a file is damaged, which is printed: it goes
+    on from its last checkpoint, which stays until DVC has the run.
+    """
+    about = None
+    if processes.rank == 0:
+        # What is made of the records comes later
+        about = find_whole(folder / FINISHED, folder / "out", (TRAINING_RECORDS, HELDOUT_CURVE))
+    return processes.gather(about["records"] if about else None)[0]
+
+
 def release(folder: Path) -> None:
-    """Remove a finished run's folder, all but its last checkpoint if that was kept.
+    """Remove a finished run's folder, all but its last checkpoint if that is to be kept.
 
     A longer run can go on from that (`scratch`).
     """
-    if written := checkpoints(folder):
-        kept = folder.with_name(f"{folder.name}{KEPT}")
+    finished = attempt(lambda: read_sealed(folder / FINISHED)["about"])[0]
+    if checkpoints(folder) and (not finished or finished["keep"]):
         for earlier in folder.parent.glob(f"*{KEPT}"):
             discard(earlier)
-        aside = kept.with_suffix(".new")
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        link(str(folder / IDENTITY), str(aside / f"{IDENTITY}"))
-        written[-1].rename(aside / written[-1].name)
-        aside.rename(kept)
-    discard(folder)
+        (folder / FINISHED).unlink(missing_ok=True)
+        discard(folder / "out")
+        folder.rename(folder.with_name(f"{folder.name}{KEPT}"))
+    else:
+        discard(folder)
 
 
 def forget_finished(name: str, run: Path, processes: ProcessGroup) -> None:

@@ -1,6 +1,5 @@
-"""Runs an evaluation that can resume: a file of scores per batch, written after its images."""
+"""Runs an evaluation that can resume: a file of scores per batch, and a manifest of its images."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,8 @@ from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.evaluation.results import MEASURES, SCORES, image_folder, measure_diversity
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.foundation.files import read_table, sync_folder, write_whole
+from g2rpo_core.foundation.files import read_table, write_whole
+from g2rpo_core.foundation.manifest import find_whole, write_manifest
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import check_missing, note_cut, score_table
@@ -60,11 +60,20 @@ class Evaluation:
         """Return the file with the scores of a batch."""
         return self.folder / self.within / "{}-{}-{:05d}.parquet".format(*variant, number)
 
+    def is_complete(self, variant: Variant, number: int) -> bool:
+        """Tell whether a batch was made, is as it was written, and lacks no score.
+
+        Scores that an interrupted run could not get are requested again.
+        """
+        file = self.file(variant, number)
+        whole = find_whole(file.with_suffix(".json"), self.folder) is not None
+        return whole and bool(read_table(file, ["score"]).score.notna().all())
+
     def left(self) -> dict[Variant, list[int]]:
         """Return the batches that this process still has to make."""
         mine = self.batches[self.processes.rank :: self.processes.size]
         return {
-            each: [number for number in mine if not complete(self.file(each, number))]
+            each: [number for number in mine if not self.is_complete(each, number)]
             for each in self.variants
         }
 
@@ -109,15 +118,15 @@ class Evaluation:
                 for number in left[kept, steps]:
                     with policy.runtime.phase("evaluate"):
                         prompts, images, part = evaluate_batch(*shared, number, trained_share)
-                    for prompt, image in zip(prompts, images):
-                        with (shown / f"{prompt.id}.png").open("wb") as file:
-                            save_image(image, file, format="png")
-                            file.flush()
-                            os.fsync(file.fileno())
-                    sync_folder(shown)
-                    # The scores come last: a batch that has its file is complete
+                    files = [shown / f"{prompt.id}.png" for prompt in prompts]
+                    for file, image in zip(files, images):
+                        save_image(image, file)
                     part = part.assign(checkpoint=str(kept), steps=steps)
-                    write_whole(self.file((kept, steps), number), part.to_parquet(index=False))
+                    scores = self.file((kept, steps), number)
+                    write_whole(scores, part.to_parquet(index=False))
+                    # The manifest comes last: a batch that has one is complete
+                    names = [str(file.relative_to(self.folder)) for file in (*files, scores)]
+                    write_manifest(scores.with_suffix(".json"), self.folder, names)
                     missing = pd.concat([missing, part[part.score.isna()]])
                     self.stop_at_missing(missing)
                     bar.update()
@@ -147,14 +156,6 @@ class Evaluation:
             check_missing(
                 reward, len(rows), total, self.max_missing.get(reward, 0.0), rows.reason.iloc[0]
             )
-
-
-def complete(file: Path) -> bool:
-    """Tell whether a part was made and lacks no score.
-
-    Scores that an interrupted run could not get are requested again.
-    """
-    return file.exists() and bool(read_table(file, ["score"]).score.notna().all())
 
 
 def evaluate_batch(

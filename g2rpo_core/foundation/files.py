@@ -197,12 +197,12 @@ def write_whole(path: Path, data: bytes | str) -> None:
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk.
+def sync(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, are on the disk.
 
     After a power cut, too, what is written later never stands without them.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

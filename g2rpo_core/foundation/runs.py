@@ -10,6 +10,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, parsed_yaml, read_text
 
 TRAINING_RECORDS = "records.parquet"  # in a run's folder: its training, iteration by iteration
+HELDOUT_CURVE = "curve.json"  # in a run's folder: its held-out rewards
 SCRATCH = Path(".cache", "resume")  # what is interrupted, or not yet known to DVC
 BASE = ("base", 0)  # the entry and seed that stand for the untrained model
 

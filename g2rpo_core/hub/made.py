@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_json, write_json
+from g2rpo_core.foundation.errors import attempt
+from g2rpo_core.foundation.manifest import read_sealed, sha256, write_sealed
 from g2rpo_core.foundation.runs import hash_of_folder
 from g2rpo_core.foundation.settings import Settings
-from g2rpo_core.hub.model_store import sha256
 
 # By key: the folder that was made, and its hash
 MADE = Path(".cache", "made")
@@ -37,10 +36,8 @@ def reuse(key: str, output: Path) -> bool:
 
     `output` stays as it is if there is no other folder, or if its content has changed since.
     """
-    try:
-        about = read_json(MADE / f"{key}.json", dict)
-    except UserError:  # never made, or damaged
-        return False
+    if not (about := attempt(lambda: read_sealed(MADE / f"{key}.json"))[0]):
+        return False  # never made, or damaged
     source, there = Path(about["folder"]), output.resolve()
     if not source.is_dir() or source.resolve() == there:
         return False
@@ -58,7 +55,7 @@ def reuse(key: str, output: Path) -> bool:
 
 def note(key: str, output: Path) -> None:
     """Note that `output` is what was made under this key, for `reuse`."""
-    write_json(MADE / f"{key}.json", {"folder": str(output), "hash": hash_of_folder(output)})
+    write_sealed(MADE / f"{key}.json", {"folder": str(output), "hash": hash_of_folder(output)})
 
 
 def files_of(path: Path) -> list[Path]:

@@ -7,7 +7,6 @@ Hugging Face cache, and pickled ones beside it as safetensors).
 
 import hashlib
 import json
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -20,9 +19,9 @@ from g2rpo_core.foundation.files import (
     existing,
     in_one_line,
     read_json,
-    reading,
     write_whole,
 )
+from g2rpo_core.foundation.manifest import damages
 
 LOCK = "models.lock.json"
 # Beside the lock: what the stage `models` measured of the models that it built, by name
@@ -103,19 +102,8 @@ class ModelStore:
 
 def check_files(folder: Path, files: dict[str, dict]) -> None:
     """Check files; UserError for missing ones, wrong sizes or, up to HASHED bytes, wrong hashes."""
-    wrong = []
-    for name, about in files.items():
-        path = folder / name
-        with reading(path):
-            size = path.stat().st_size if path.is_file() else None
-            if size is None:
-                wrong.append(f"{name} is gone")
-            elif size != about["size"]:
-                wrong.append(f"{name} has {size} of {about['size']} bytes")
-            elif size <= HASHED and sha256(path) != about["sha256"]:
-                wrong.append(f"{name} has changed (its hash is not the one in {LOCK})")
-    if wrong:
-        raise UserError(complaint(folder, in_one_line(wrong)))
+    if wrong := damages(folder, files, HASHED):
+        raise UserError(complaint(folder, f"{in_one_line(wrong)} (as {LOCK} has it)"))
 
 
 def _problem_of_entry(entry: object, stage: str) -> str | None:
@@ -160,24 +148,6 @@ def safe_folder(entry: dict, variant: str | None = None) -> Path:
     ).hexdigest()[:16]
     name = entry["repo"].replace("/", "--") if "repo" in entry else Path(entry["folder"]).name
     return Path(constants.HF_HOME, "g2rpo", name, f"{content}.{variant}" if variant else content)
-
-
-def describe_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict]:
-    """Return path within `folder` -> size in bytes and SHA-256, for all files below it or these."""
-    files = (
-        sorted(path for path in folder.rglob("*") if path.is_file())
-        if names is None
-        else [folder / name for name in sorted(names)]
-    )
-    return {
-        str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": sha256(path)}
-        for path in files
-    }
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_lock(root: Path, entries: dict[str, dict]) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from g2rpo_core.foundation.claims import one_at_a_time
-from g2rpo_core.foundation.files import sync_folder, write_whole
+from g2rpo_core.foundation.files import sync, write_whole
 from g2rpo_core.rewards.preprocess import eight_bit
 from g2rpo_core.rewards.registry import REWARDS
 from g2rpo_core.rewards.scoring import score_one
@@ -53,7 +53,7 @@ def add_vote(file: Path, vote: Mapping[str, object], images: Mapping[str, bytes]
                 f"{side}_file": path.relative_to(file.parent).as_posix(),
                 f"{side}_sha256": digest,
             }
-        sync_folder(folder)
+        sync(folder)
         earlier = (
             [pa.Table.from_pandas(read_votes(file), schema=SCHEMA, preserve_index=False)]
             if file.exists()
@@ -61,7 +61,7 @@ def add_vote(file: Path, vote: Mapping[str, object], images: Mapping[str, bytes]
         )
         table = pa.concat_tables([*earlier, pa.Table.from_pylist([row], schema=SCHEMA)])
         write_whole(file, table.to_pandas().to_parquet(index=False))
-        sync_folder(file.parent)
+        sync(file.parent)
 
 
 def wilson(successes: int, count: int) -> tuple[float, float]:

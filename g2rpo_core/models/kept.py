@@ -1,14 +1,14 @@
 """Keeps numbers that are slow to trace in .cache/traced, by code, versions and arguments."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from g2rpo_core.foundation.files import write_whole
+from g2rpo_core.foundation.errors import attempt
+from g2rpo_core.foundation.manifest import read_sealed, write_sealed
 
 FOLDER = Path(".cache", "traced")
 CODE = ("architectures", "models")  # packages of the core that trace
@@ -25,12 +25,11 @@ def kept(
     # No expiry: whatever could change the numbers changes the key
     key = hashlib.sha256(repr((what, decides, _identity(*code))).encode()).hexdigest()[:32]
     file = FOLDER / f"{key}.json"
-    with suppress(OSError, ValueError):
-        return json.loads(file.read_text())
+    if known := attempt(lambda: read_sealed(file))[0]:
+        return known
     numbers = make()
     with suppress(OSError):  # no room, or a folder that cannot be written: it is traced again
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(numbers))
+        write_sealed(file, numbers)
     return numbers
 
 

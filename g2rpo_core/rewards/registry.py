@@ -20,9 +20,10 @@ from pydantic import Field, ValidationError
 from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import reading
+from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.foundation.settings import problems_of
-from g2rpo_core.hub.model_store import ModelStore, sha256
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import image_reward, similarity, unified_reward
 from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key

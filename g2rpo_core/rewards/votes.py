@@ -29,8 +29,9 @@ from safetensors.torch import save
 from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, read_table, reading, whole, write_whole
+from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.foundation.settings import Scale
-from g2rpo_core.hub.model_store import ModelStore, sha256
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards.preprocess import Images, read_image
 from g2rpo_core.rewards.similarity import CosineScore, clip_score
 from g2rpo_core.rewards.spec import VIT_H_14, Reward, RewardSpec, ScorerSettings

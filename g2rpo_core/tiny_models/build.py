@@ -16,10 +16,8 @@ from typing import NamedTuple
 import torch
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_json, write_json
+from g2rpo_core.foundation.manifest import describe_files, find_whole, write_manifest
 from g2rpo_core.foundation.rooms import experimental
-from g2rpo_core.foundation.runs import hash_of_folder
-from g2rpo_core.hub.model_store import describe_files
 from g2rpo_core.numerics.cuda import prepare, why_none
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.numerics.portable import in_use, use
@@ -113,19 +111,15 @@ def build_models(root: Path, settings: BuiltModels, parts: Path) -> tuple[dict, 
 def _build(part: Path, settings: BuiltModels, name: str) -> dict:
     """Build one model into the folder `part`, unless it is there, whole; return its quality."""
     known = part.with_name(f"{name}.json")
-    if (
-        known.exists()
-        and part.is_dir()
-        and (about := read_json(known, dict))["hash"] == hash_of_folder(part)
-    ):
+    if about := find_whole(known, part):
         print(f"{name}: built before the last call was stopped, so it is used")
-        return about["quality"]
+        return dict(about)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     quality = (
         build_pipeline(part, settings) if name == PIPELINE else build_scorer(part, settings, name)
     )
-    write_json(known, {"hash": hash_of_folder(part), "quality": quality})
+    write_manifest(known, part, about=quality)
     return quality
 
 

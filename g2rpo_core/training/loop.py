@@ -10,7 +10,9 @@ from pathlib import Path
 from g2rpo_core.data.embeddings import DTYPES
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import Terminated
-from g2rpo_core.foundation.files import read_json, write_whole
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import write_whole
+from g2rpo_core.foundation.manifest import find_whole, write_manifest
 from g2rpo_core.foundation.runs import TRAINING_RECORDS
 from g2rpo_core.models.policy import SNAPSHOTS, snapshot
 from g2rpo_core.training.drift import NEVER_STOPS, DriftError, find_warnings, history
@@ -153,30 +155,41 @@ class _Drift:
 
 
 def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
-    """Write weights and snapshots into `out` in scratch, then FINISHED. Collective.
+    """Write weights and snapshots into `out` in scratch, then the manifest FINISHED. Collective.
 
-    Only a longer run needs the last checkpoint after that.
+    The last checkpoint stays: if `out` is damaged until DVC has it, the run goes on from that.
+    UserError for a damaged snapshot.
     """
     out, runtime, training = folder / "out", trainer.runtime, trainer.training
     # What a kill left may be of earlier weights
+    lost: list[str] = []
     if trainer.processes.rank == 0:
         shutil.rmtree(out, ignore_errors=True)
+        kept = [snapshot(folder, iteration) for iteration in training.snapshots]
+        lost = [str(path) for path in kept if find_whole(_manifest(path), path) is None]
+    if problem := trainer.processes.first(lost[0] if lost else None):
+        raise UserError(
+            f"{problem}: is damaged, and no checkpoint before it is left: delete {folder}, and the "
+            "same command trains the run again"
+        )
     with trainer.result(), runtime.phase("save"):
         trainer.policy.save(out, DTYPES[training.save_dtype])
     if trainer.processes.rank == 0:
         if training.snapshots:
             runtime.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
-        # Last: with it, all of `out` is whole
-        write_whole(folder / checkpoint.FINISHED, json.dumps(records))
         keep = training.checkpoints.finished
         keep = _bytes_of_checkpoint(trainer) < SMALL if keep is None else keep
-        for old in checkpoint.checkpoints(folder)[: -1 if keep else None]:
+        about = {"records": records, "keep": keep}
+        write_manifest(folder / checkpoint.FINISHED, out, about=about)
+        for old in checkpoint.checkpoints(folder)[:-1]:
             runtime.discard(old)
 
 
-def write_finished(run: RunSettings, name: str, folder: Path, timings: Path) -> None:
+def write_finished(
+    run: RunSettings, name: str, records: list[dict], folder: Path, timings: Path
+) -> None:
     """Write the records of a finished run beside its weights, into `out` in scratch `folder`."""
-    records, out = read_json(folder / checkpoint.FINISHED, list), folder / "out"
+    out = folder / "out"
     (out / TRAINING_RECORDS).unlink(missing_ok=True)  # it may be a link to what DVC has
     warnings = history(records, run.training, run.method.num_updates(run.sampling.steps))
     write_records(records, name, out, timings, warnings)
@@ -213,3 +226,9 @@ def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
         trainer.policy.save(temporary, DTYPES[trainer.training.save_dtype])
     if trainer.processes.rank == 0:
         checkpoint.replace(temporary, final)
+        write_manifest(_manifest(final), final)
+
+
+def _manifest(snapshot: Path) -> Path:
+    """Return the file beside `snapshots` that says that one of them is whole."""
+    return snapshot.parent.with_name(f"{SNAPSHOTS}-{snapshot.name}.json")

@@ -10,7 +10,7 @@ from g2rpo_core.algorithm.advantage import correlation, standardized, without_sp
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.files import write_json
-from g2rpo_core.foundation.runs import TRAINING_RECORDS
+from g2rpo_core.foundation.runs import HELDOUT_CURVE, TRAINING_RECORDS
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.numerics.processes import describe_machine
@@ -19,7 +19,6 @@ from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.sampling.settings import SamplingSettings
 
-HELDOUT_CURVE = "curve.json"  # in a run's folder
 HELDOUT = "heldout_"  # begins the names of what is measured on held-out prompts
 NO_SPREAD = "no_spread_"  # begins the names of the shares of groups whose rewards are all equal
 # Before the first iteration

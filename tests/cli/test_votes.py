@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.hub.model_store import sha256
+from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.rewards.votes import read_votes
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here, run_module

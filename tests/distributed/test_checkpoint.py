@@ -17,7 +17,7 @@ import torch
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup, join, num_processes
-from g2rpo_core.hub.model_store import sha256
+from g2rpo_core.foundation.manifest import sha256
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
 from tests.fixtures.errors import refused

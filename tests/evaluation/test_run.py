@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,9 +9,10 @@ import torch
 
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.evaluation.results import measure_diversity, measure_saturation, measure_sharpness
-from g2rpo_core.evaluation.run import PART, Evaluation, complete, evaluate_batch
+from g2rpo_core.evaluation.run import PART, Evaluation, evaluate_batch
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.manifest import describe_files, write_manifest
 from g2rpo_core.sampling.schedule import even_sigmas
 from tests.fixtures.rollouts import redness
 
@@ -67,19 +67,18 @@ def test_an_interrupted_evaluation_makes_only_what_is_left_and_ends_the_same(
     assert images[0] == images[1] and len(images[0]) == 2 * 24
 
 
-def test_pictures_are_on_the_disk_before_their_scores_are(evaluation, run, monkeypatch):
-    """After a power cut, no part counts as complete whose pictures are empty."""
+def test_pictures_are_on_the_disk_before_their_batch_is_complete(evaluation, run, monkeypatch):
+    """After a power cut, no batch counts as complete whose pictures are empty."""
     sync, synced = os.fsync, []
     monkeypatch.setattr(
         "os.fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), sync(handle))
     )
     part = replace(evaluation, settings=SETTINGS.model_copy(update={"steps": (1,), "batch": 24}))
     run(part)
-    (scores,), pictures = part.folder.glob("*.parquet"), list((part.folder / "out").rglob("*.png"))
-    before = synced[: synced.index(scores.stat().st_ino)]
-    assert len(pictures) == 24 and {file.stat().st_ino for file in pictures} | {
-        pictures[0].parent.stat().st_ino
-    } <= set(before)
+    (mark,), pictures = part.folder.glob("*.json"), list((part.folder / "out").rglob("*.png"))
+    before = synced[: synced.index(mark.stat().st_ino)]
+    written = [*pictures, pictures[0].parent, mark.with_suffix(".parquet")]
+    assert len(pictures) == 24 and {path.stat().st_ino for path in written} <= set(before)
 
 
 def test_processes_share_the_batches_of_every_variant(evaluation):
@@ -97,13 +96,15 @@ def test_missing_scores_are_asked_for_again_and_too_many_stop(evaluation, tmp_pa
     whole, partly = (
         pd.DataFrame(part, columns=["reward", "score", "reason"]) for part in (rows[:2], rows[2:])
     )
-    for name, part in (("complete", whole), ("partly", partly)):
-        part.to_parquet(tmp_path / name)
-    assert (
-        complete(tmp_path / "complete")
-        and not complete(tmp_path / "partly")
-        and not complete(tmp_path / "absent")
-    )
+    variant = evaluation.variants[0]
+    evaluation.folder.mkdir()
+    for number, part in enumerate((whole, partly)):
+        file = evaluation.file(variant, number)
+        part.to_parquet(file)
+        write_manifest(file.with_suffix(".json"), evaluation.folder, [file.name])
+    whole.to_parquet(evaluation.file(variant, 3))  # without a manifest: never finished
+    found = [evaluation.is_complete(variant, number) for number in range(4)]
+    assert found == [True, False, False, False]
     missing = partly[partly.score.isna()]  # one of 48 scores
     replace(evaluation, max_missing={"hps": 0.0, "unified_reward": 0.025}).stop_at_missing(missing)
     with pytest.raises(
@@ -112,15 +113,17 @@ def test_missing_scores_are_asked_for_again_and_too_many_stop(evaluation, tmp_pa
         replace(evaluation, max_missing={"unified_reward": 0.02}).stop_at_missing(missing)
 
 
-def test_a_damaged_part_says_what_to_delete(evaluation, here):
-    part = replace(evaluation, folder=Path(".cache", "resume", "evaluate", "run"))
-    file = part.file(("final", 2), 1)
-    file.parent.mkdir(parents=True)
-    file.write_text("no table")
-    with pytest.raises(
-        UserError, match=f"delete {file}, and the same command resumes from what is left"
-    ):
-        part.left()
+def test_a_batch_whose_picture_or_scores_are_damaged_is_made_again(evaluation, run, capsys):
+    run(evaluation)
+    whole = describe_files(evaluation.folder)
+    for name in ("out/pictures/final-2/{}.png", "final-2-00001.parquet", "final-2-00001.json"):
+        file = evaluation.folder / name.format(evaluation.prompts.prompts[10].id)
+        assert file.exists(), sorted(evaluation.folder.rglob("*"))
+        file.write_bytes(file.read_bytes()[:-9])
+        assert evaluation.left() == {("final", 2): [1], ("final", 1): []}
+        assert f"{file.name} has" in (said := capsys.readouterr().err) or "is damaged" in said
+        run(evaluation)
+        assert describe_files(evaluation.folder) == whole
 
 
 def test_rows_of_a_batch_hold_rewards_image_statistics_and_diversity(policy, embeddings):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.hub.model_store import LOCK, ModelStore, describe_files, write_lock
+from g2rpo_core.foundation.manifest import describe_files
+from g2rpo_core.hub.model_store import LOCK, ModelStore, write_lock
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal
 

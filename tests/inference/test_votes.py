@@ -12,7 +12,7 @@ from PIL import Image
 from scipy import stats
 from torchvision.transforms.functional import to_tensor
 
-from g2rpo_core.hub.model_store import sha256
+from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.inference.votes import about, add_vote, agreement, share, wilson, win_rates
 from g2rpo_core.rewards.votes import SCHEMA, read_images, read_votes
 from g2rpo_core.tasks.table import verify

@@ -20,7 +20,7 @@ from g2rpo_core.config import load_profile, resolve
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
 from g2rpo_core.estimate.tracing import encoding_shapes, shape_of
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
-from g2rpo_core.hub.model_store import describe_files
+from g2rpo_core.foundation.manifest import describe_files
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.preprocess import Preprocess

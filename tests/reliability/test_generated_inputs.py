@@ -30,9 +30,10 @@ from g2rpo_core.data.prompts import Prompt, load_prompts, normalized, read_promp
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaints, read_json, read_yaml
+from g2rpo_core.foundation.manifest import describe_files
 from g2rpo_core.foundation.runs import read_lock
 from g2rpo_core.foundation.texts import markdown, steering, visible
-from g2rpo_core.hub.model_store import LOCK, ModelStore, describe_files, write_lock
+from g2rpo_core.hub.model_store import LOCK, ModelStore, write_lock
 from g2rpo_core.inference.folder import pair
 from g2rpo_core.reporting.measured import model_lines, read_scores, read_training_records
 from g2rpo_core.rewards.preprocess import read_image

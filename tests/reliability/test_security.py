@@ -15,9 +15,9 @@ from g2rpo_core.config import profile_path, study_path
 from g2rpo_core.data.prompts import read_prompts
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.foundation.texts import markdown, steering, visible
 from g2rpo_core.hub.download import read_pickled
-from g2rpo_core.hub.model_store import sha256
 from g2rpo_core.reporting import render as render_module
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.spec import ServerSettings

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.hub.model_store import sha256
+from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.similarity import clip_score
 from g2rpo_core.rewards.votes import (

@@ -276,4 +276,7 @@ def test_the_last_checkpoint_of_a_finished_run_stays_if_asked(make_trainer, tmp_
         folder = tmp_path / f"{asked}-{small}"
         folder.mkdir()
         finish(trainer, folder, train(trainer, folder, dict, lambda record: None))
-        assert bool(checkpoint.checkpoints(folder)) == stays
+        assert len(checkpoint.checkpoints(folder)) == 1  # until DVC has the run
+        checkpoint.release(folder)
+        assert bool([*tmp_path.glob(f"{folder.name}.kept/iteration-*")]) == stays
+        assert not folder.exists()
