@@ -15,6 +15,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from flows.server import local_server
+from g2rpo_core.foundation.texts import echo
 
 
 def seconds(command: list[str], says: str, environment: dict[str, str]) -> float:
@@ -56,11 +57,11 @@ def main() -> None:
                 for name, (command, says) in compared.items():
                     times[name].append(seconds(command, says, environment))
     for name, values in times.items():
-        print(
+        echo(
             f"{name}: median {statistics.median(values):.2f} s of {repeats} ({min(values):.2f} to "
             f"{max(values):.2f})"
         )
-    print(
+    echo(
         f"overhead: {statistics.median(times['flow']) - statistics.median(times['dvc repro']):.2f} "
         "s"
     )

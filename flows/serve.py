@@ -15,6 +15,7 @@ import httpx
 
 from flows.server import ACCESS, claim_home, failed, local_server, wait_until_healthy
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 
 SERVED_AT_START = 30.0  # seconds in which a server named by PREFECT_API_URL must answer
 
@@ -83,20 +84,18 @@ def main(given: list[str] | None = None) -> None:
             deployed.limit_tag("gpu", args.gpus)
             threading.Thread(target=deployed.crash_dead_runs, daemon=True).start()
             key = "" if existing else f" (its key: {home / ACCESS})"
-            print(
+            echo(
                 f"serving {', '.join(one.flow_name for one in made)}; "
                 f"see {api.removesuffix('/api')}{key}",
-                flush=True,
             )
             while True:
                 try:
                     deployed.serve(*made, print_starting_message=False)
                     return
                 except* httpx.HTTPError:  # the runner gives up if its server is away for long
-                    print(
+                    echo(
                         "the runner lost its server: serving again when it answers",
                         file=sys.stderr,
-                        flush=True,
                     )
                 wait_until_healthy(api)
     except UserError as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 
 HOME = Path(".cache", "prefect")  # PREFECT_HOME unless the environment names another
 ACCESS = "access.sh"  # in the home: what a shell of the same user needs to use the server
@@ -135,10 +136,9 @@ class Supervised:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             self.restarts += 1
-            print(
+            echo(
                 f"the Prefect server ended {how}: restarting it ({self.restarts} of {RESTARTS})",
                 file=sys.stderr,
-                flush=True,
             )
             # the rest of its group, which may still hold the port
             stop_server(self.process, signal.SIGKILL)

@@ -27,6 +27,7 @@ from g2rpo_core.estimate.plan import make_plan
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import read_yaml
 from g2rpo_core.foundation.settings import name_problem
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.rewards import registry
 from g2rpo_core.tasks import TASK_NAMES, table
@@ -45,12 +46,12 @@ def main() -> None:
     arguments(__doc__)
     if problems := list(dict.fromkeys(complaints())):
         for problem in problems:
-            print(f"error: {problem}", file=sys.stderr)
+            echo(f"error: {problem}", file=sys.stderr)
         if len(problems) > 1:
-            print(f"error: {len(problems)} problems to fix before dvc repro", file=sys.stderr)
+            echo(f"error: {len(problems)} problems to fix before dvc repro", file=sys.stderr)
         sys.exit(1)
     run = load_run()
-    print(
+    echo(
         f"profile {run.profile}: {', '.join(run.methods)} with seeds "
         f"{', '.join(map(str, run.seeds))}"
     )

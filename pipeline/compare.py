@@ -27,6 +27,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_table
 from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.foundation.settings import name_problem
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.reporting.comparison import SAME, Side, changed_settings, changes
 from g2rpo_core.reporting.recorded import read_results, scores_in
 from g2rpo_core.reporting.tables import Line, lines_of
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the Markdown to this file")
     args = parser.parse_args()
     text = "\n".join(lines(side(args.before), side(args.after))) + "\n"
-    print(text, end="")
+    echo(*text.splitlines())
     if args.out:
         try:
             args.out.write_text(text, encoding="utf-8")

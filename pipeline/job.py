@@ -22,6 +22,7 @@ from g2rpo_core.estimate.machines import GPUS_OF_A_NODE
 from g2rpo_core.foundation.errors import STATUS_FOLDER, UserError
 from g2rpo_core.foundation.files import write_json
 from g2rpo_core.foundation.runs import BASE, run_name
+from g2rpo_core.foundation.texts import echo
 from pipeline.jobs import JOBS, SUBMITTED, queued, submitted
 from stages.dvc import update_profile
 from stages.entry import ends_in_one_line
@@ -60,10 +61,10 @@ def main() -> None:
     profile, jobs = campaign(args)
     files = {job.name: write_job(job, profile, args) for job in jobs}
     if not jobs:
-        print("everything that params.yaml names is up to date", file=sys.stderr)
+        echo("everything that params.yaml names is up to date", file=sys.stderr)
     if not args.submit:
         for file in files.values():
-            print(file)
+            echo(file)
         return
     # Submit each job after those that it needs
     if not shutil.which("sbatch"):
@@ -75,13 +76,13 @@ def main() -> None:
     for job in jobs:
         key = files[job.name].stem
         if numbers.get(key) in states:
-            print(f"{files[job.name]}: is already job {numbers[key]}, {states[numbers[key]]}")
+            echo(f"{files[job.name]}: is already job {numbers[key]}, {states[numbers[key]]}")
             continue
         numbers[key] = submit(
             files[job.name], [numbers[files[name].stem] for name in job.after if name in files]
         )
         write_json(SUBMITTED, numbers)
-        print(f"{files[job.name]}: job {numbers[key]}")
+        echo(f"{files[job.name]}: job {numbers[key]}")
 
 
 def parsed(words: list[str]) -> argparse.Namespace:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
-from g2rpo_core.foundation.texts import visible
+from g2rpo_core.foundation.texts import echo, visible
 from stages.entry import ends_in_one_line
 
 JOBS = Path(".cache", "jobs")
@@ -29,7 +29,7 @@ def main() -> None:
             log.read_text(errors="replace").replace("\r", "\n").split("\n") if log.exists() else []
         )
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        print(f"{name:30} {number:>8}  {states.get(number, 'ended'):24} {visible(last)[:100]}")
+        echo(f"{name:30} {number:>8}  {states.get(number, 'ended'):24} {visible(last)[:100]}")
 
 
 def submitted() -> dict[str, str]:

@@ -17,10 +17,13 @@ from typing import IO, Literal
 
 import psutil
 
+from g2rpo_core.foundation.texts import visible
+
 # Seconds from SIGTERM to SIGKILL for what gives no longer ones: training stops at its next call of
 # the transformer, and writes a checkpoint
 GRACE = 12.0
 POLL = 0.25  # seconds
+CURSOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class Lines:
         end = 0
         for match in re.finditer(pattern, self._rest):
             end = match.end()
-            if text := match[1].rstrip():
+            # Progress bars move the cursor; no other text of a stage may control a terminal
+            if text := visible(CURSOR.sub("", match[1])).rstrip():
                 yield Text(text, redrawn=match[2] == "\r")
         self._rest = self._rest[end:]
 

@@ -37,6 +37,7 @@ from g2rpo_core.estimate.machines import (
     checked_machines,
 )
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 from stages.entry import ends_in_one_line
 
 # imports torch and diffusers, which would slow down --help
@@ -108,9 +109,9 @@ def main() -> None:
     for method in methods:
         done.append(rehearsed(profile, args.profile, method, machines, phases, args.disk))
         if args.json:
-            print(json.dumps(asdict(done[-1])), flush=True)
+            echo(json.dumps(asdict(done[-1])))
         else:
-            print("\n".join(lines(done[-1], machines)), flush=True)
+            echo(*lines(done[-1], machines))
     sys.exit(0 if all(rehearsal.fits for rehearsal in done) else 1)
 
 

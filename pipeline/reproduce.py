@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from g2rpo_core.foundation.claims import take
+from g2rpo_core.foundation.texts import echo
 from pipeline.graph import read_graph
 from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
 from stages.entry import arguments, ends_in_one_line
@@ -24,7 +25,7 @@ def main() -> None:
     from g2rpo_core.numerics.probe import check_machine
 
     if load_profile(profile_path(load_run().profile)).numerics == "portable":
-        print(check_machine(), file=sys.stderr)
+        echo(check_machine(), file=sys.stderr)
 
     take("reproduce", Path.cwd().name)
     side_by_side = 1 if torch.cuda.is_available() else SIDE_BY_SIDE

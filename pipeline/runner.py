@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_yaml
+from g2rpo_core.foundation.texts import echo
 from pipeline.cached import check_kept
 from pipeline.graph import Stage
 from pipeline.process import GRACE, Ended, Text, run_group
@@ -151,7 +152,7 @@ def run_with_bar(
     that stage's own bar. UserError for the first that fails, or for `stop`.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    print(f"{logs.name}: the output of each stage is in {logs}/<stage>.log", file=sys.stderr)
+    echo(f"{logs.name}: the output of each stage is in {logs}/<stage>.log", file=sys.stderr)
     running: dict[str, str] = {}  # stage -> its name and progress
     with (
         ThreadPoolExecutor(side_by_side) as pool,

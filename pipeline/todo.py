@@ -21,7 +21,7 @@ from dvc.repo import Repo, lock_repo
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.foundation.runs import read_lock
-from g2rpo_core.foundation.texts import leaves, some
+from g2rpo_core.foundation.texts import echo, leaves, some
 from pipeline.cached import Params, restorable, unstored
 from pipeline.graph import explain
 from stages.entry import ends_in_one_line
@@ -67,7 +67,7 @@ def main() -> None:
     except DvcException as error:
         raise UserError(f"g2rpo todo: {explain(error)}") from None
     if not stages:
-        print(f"profile {run.profile}: nothing to do, all {total} stages are up to date")
+        echo(f"profile {run.profile}: nothing to do, all {total} stages are up to date")
         return
     known = [stage.seconds for stage in stages if stage.seconds is not None and not stage.restored]
     takes = (
@@ -77,7 +77,7 @@ def main() -> None:
     )
     restored = sum(stage.restored for stage in stages)
     taken = f", {restored} would be taken from DVC's cache" if restored else ""
-    print(
+    echo(
         f"profile {run.profile}: {len(stages) - restored} of {total} stages would run{taken}{takes}"
     )
     widths = [
@@ -85,7 +85,7 @@ def main() -> None:
         for column in zip(*((stage.name, stage.time) for stage in stages))
     ]
     for stage in stages:
-        print(f"  {stage.name:{widths[0]}}  {stage.time:{widths[1]}}  {stage.why}")
+        echo(f"  {stage.name:{widths[0]}}  {stage.time:{widths[1]}}  {stage.why}")
 
 
 def due(repo: Repo) -> Iterator[Due]:

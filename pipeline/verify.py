@@ -14,7 +14,7 @@ from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
-from g2rpo_core.foundation.texts import some
+from g2rpo_core.foundation.texts import echo, some
 from pipeline.causes import causes, first_to_differ
 from pipeline.committed import (
     committed_file,
@@ -49,24 +49,18 @@ def main() -> None:
     states = {path: state_of(outputs.hashes[path], committed.get(path)) for path in paths}
     counts = Counter(states.values())
     if counts["equal"] == len(paths):
-        print(f"{len(paths)} equal, 0 different, 0 missing: every output is the committed one")
+        echo(f"{len(paths)} equal, 0 different, 0 missing: every output is the committed one")
         return
     # Say how far each output is
     damaged = 0
     for path in paths:
         if states[path] == "missing":
-            print(f"missing    {path}")
+            echo(f"missing    {path}")
         if states[path] == "different":
             said = list(how_far(Path(path), committed.get(path), outputs.cache))
             damaged += sum(is_damaged for _, is_damaged in said)
-            print(
-                "\n             ".join(
-                    [f"different  {path}: {said[0][0]}", *(text for text, _ in said[1:])]
-                )
-            )
-    print(
-        ", ".join(f"{counts[state]} {state}" for state in ("equal", "different", "missing")) + "\n"
-    )
+            echo(f"different  {path}: {said[0][0]}", *(f"{'':13}{text}" for text, _ in said[1:]))
+    echo(", ".join(f"{counts[state]} {state}" for state in ("equal", "different", "missing")), "")
     # Say whether the conclusions are the same, and why outputs differ
     problem = conclusions_problem()
     different = [path for path in paths if states[path] == "different"]
@@ -74,8 +68,8 @@ def main() -> None:
         differing = {outputs.stages[path] for path in different}
         first = first_to_differ(graph, differing)
         followed = "" if set(first) >= differing else "; the others that differ are made from it"
-        print(f"First to differ: {' and '.join(first)}{followed}.")
-        print(f"Likely cause: {'; '.join(causes(first, different, lock, outputs))}.")
+        echo(f"First to differ: {' and '.join(first)}{followed}.")
+        echo(f"Likely cause: {'; '.join(causes(first, different, lock, outputs))}.")
     # End with the status in words, as make turns every status into 2
     problems = (
         [f"outputs are missing: {counts['missing']}, which make reproduce makes"]
@@ -85,9 +79,9 @@ def main() -> None:
     problems += [f"files are damaged: {damaged}"] if damaged else []
     problems += [problem] if problem else []
     if problems:
-        print(f"Result: not verified: {'; '.join(problems)} (exit status 1).")
+        echo(f"Result: not verified: {'; '.join(problems)} (exit status 1).")
         sys.exit(1)
-    print(f"Result: only bits differ, the conclusions are the same (exit status {ONLY_BITS}).")
+    echo(f"Result: only bits differ, the conclusions are the same (exit status {ONLY_BITS}).")
     sys.exit(ONLY_BITS)
 
 
@@ -160,7 +154,7 @@ def conclusions_problem() -> str | None:
     if not REPORT.exists():
         return f"{REPORT} is missing, so no conclusions can be compared"
     if REPORT.read_bytes() == committed_file(str(REPORT)):
-        print(f"Conclusions: the same, as {REPORT} is the committed one.")
+        echo(f"Conclusions: the same, as {REPORT} is the committed one.")
         return None
     # Read both
     recorded = committed_json(str(REPORT))
@@ -183,19 +177,19 @@ def conclusions_problem() -> str | None:
     sentences = changed(before, after)
     total = len(before.keys() | after.keys())
     if not sentences:
-        print(
+        echo(
             f"Conclusions: the same in all {total} comparisons of the report (sign and "
             "significance)."
         )
         return None
-    print(
+    echo(
         f"Conclusions: {len(sentences)} of {total} comparisons of the report changed (sign or "
         "significance):"
     )
     for sentence in sentences[:MOST]:
-        print(f"  {sentence}")
+        echo(f"  {sentence}")
     if len(sentences) > MOST:
-        print(f"  and {len(sentences) - MOST} others")
+        echo(f"  and {len(sentences) - MOST} others")
     return f"{len(sentences)} of {total} conclusions changed"
 
 

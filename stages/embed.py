@@ -21,6 +21,7 @@ from g2rpo_core.data.embeddings import (
 )
 from g2rpo_core.data.prompts import Prompt, load_prompts, of_data_set
 from g2rpo_core.distributed.runtime import REAL, Runtime
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub import made
 from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.numerics.portable import in_use
@@ -94,7 +95,7 @@ def _fitting(
             continue
         fitting[name] = without_long(prompts, tokenizer, limit)
         if count := len(prompts) - len(fitting[name]):
-            print(
+            echo(
                 f"{count} of {len(prompts)} {name} prompts were left out: "
                 f"over embed.max_sequence_length = {limit}"
             )

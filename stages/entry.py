@@ -17,7 +17,7 @@ from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, Transi
 from g2rpo_core.foundation.files import what_lacks
 from g2rpo_core.foundation.profiles import OF_BASE, study_path
 from g2rpo_core.foundation.settings import checked_name
-from g2rpo_core.foundation.texts import show_any_text, visible
+from g2rpo_core.foundation.texts import echo, show_any_text, visible
 
 if TYPE_CHECKING:  # its package loads torch
     from g2rpo_core.config import ResolvedRun
@@ -127,4 +127,4 @@ def say(line: str) -> None:
     # tqdm has no public list of its bars
     for bar in list(getattr(tqdm, "_instances", ())):
         bar.close()
-    print(line, file=sys.stderr)
+    echo(line, file=sys.stderr)

@@ -5,6 +5,7 @@ from pathlib import Path
 from g2rpo_core.data.choice import chosen_prompts
 from g2rpo_core.data.prompts import write_prompts
 from g2rpo_core.foundation.claims import take
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.download import REVISIONS, Revisions
 from stages import allow_hub
 from stages.entry import arguments, ends_in_one_line, sections
@@ -39,7 +40,7 @@ def main() -> None:
         else ""
     )
     also += f"; {repeated} repeats in the files were left out" if repeated else ""
-    print(f"{len(chosen.train)} train prompts, {len(chosen.test)} test prompts{also}")
+    echo(f"{len(chosen.train)} train prompts, {len(chosen.test)} test prompts{also}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from g2rpo_core.config import COSTS, MainRun, Run, Study, load_run, load_study
 from g2rpo_core.foundation.files import write_json, write_whole
 from g2rpo_core.foundation.profiles import folders_of
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import QUALITY
 from g2rpo_core.numerics.processes import describe_machine
 from g2rpo_core.reporting.conclusions import headline
@@ -51,7 +52,7 @@ def main() -> None:
         write_whole(paths.reports / "report.html", page)
     else:
         write_report(compared, paths, title, args.study)
-    print(f"wrote {paths.reports / 'report.html'}")
+    echo(f"wrote {paths.reports / 'report.html'}")
 
 
 def compared_in(profile: str, settings: SimpleNamespace, run: Run) -> Compared:

@@ -22,6 +22,7 @@ from g2rpo_core.config import Study, load_run, load_study
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.runs import run_name
+from g2rpo_core.foundation.texts import echo
 from pipeline.graph import chosen, read_graph
 from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
 from stages.entry import ends_in_one_line
@@ -59,7 +60,7 @@ comparisons: [] # named before the runs: {{method: g2rpo, against: dance_grpo, r
 def main() -> None:
     args = parsed(sys.argv[1:])
     if args.action == "list":
-        print("\n".join(names()))
+        echo(*names())
     elif args.action == "new":
         new(args.study)
     elif args.action == "verify":
@@ -147,7 +148,7 @@ def run(name: str, side_by_side: int) -> None:
     write_seconds(
         folder / "seconds.json", study, [home / "reports" / "timings" for home in homes(study)]
     )
-    print(f"report: {(folder / 'reports' / 'report.html').resolve()}")
+    echo(f"report: {(folder / 'reports' / 'report.html').resolve()}")
 
 
 def write_project(folder: Path, up: str = "../../", files: Mapping[str, str] | None = None) -> None:
@@ -185,13 +186,10 @@ def verify(name: str) -> None:
     """Print runs that differ from the committed ones or are missing; exit status 1 if any."""
     compared = states(read_committed(STUDIES / name / "runs.txt"), named_hashes(load_study(name)))
     counts = compared.str.split().str[0].value_counts()
-    print(
-        "".join(
-            f"{run} {state}\n" for run, state in compared.items() if not state.startswith("equal")
-        ),
-        end="",
-    )
-    print(
+    for run, state in compared.items():
+        if not state.startswith("equal"):
+            echo(f"{run} {state}")
+    echo(
         ", ".join(f"{counts.get(state, 0)} {state}" for state in ("equal", "different", "missing"))
     )
     if counts.get("equal", 0) < len(compared):
@@ -212,7 +210,7 @@ def new(name: str) -> None:
     )
     folder.mkdir()
     (folder / "params.yaml").write_text(params)
-    print(f"{folder / 'params.yaml'}: edit what is compared, then python -m studies run {name}")
+    echo(f"{folder / 'params.yaml'}: edit what is compared, then python -m studies run {name}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from g2rpo_core.distributed.process_group import join
+from g2rpo_core.foundation.texts import echo
 
 TIMES = 5
 
@@ -29,7 +30,7 @@ def main() -> None:
     sent = 2 * values.nbytes * (processes.size - 1) / processes.size
     if processes.rank == 0:
         wrong = "" if right else ", but its sum is WRONG"
-        print(
+        echo(
             f"{'NCCL' if device.type == 'cuda' else 'gloo'}, {processes.size} processes: "
             f"{sent / seconds / 1e9:.1f} GB/s{wrong}"
         )

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from g2rpo_core.foundation.errors import UserError, require
+from g2rpo_core.foundation.texts import echo
 
 Name = Annotated[
     str | None, typer.Option(help="name of a file in profiles/ (default: the one in params.yaml)")
@@ -46,7 +47,7 @@ def make_command(name: str, module: str) -> Callable[[typer.Context], None]:
         _check_checkout(name, module)
         status = subprocess.run([sys.executable, "-m", module, *context.args]).returncode
         if "--help" in context.args:
-            print(f"\nExample: g2rpo {name} {COMMANDS[name][2]}")
+            echo("", f"Example: g2rpo {name} {COMMANDS[name][2]}")
         sys.exit(status)
 
     return run
@@ -145,7 +146,7 @@ def report(
                 f"`cd {home} && dvc repro` makes everything"
             )
     # Show it
-    print(file.resolve())
+    echo(file.resolve())
     if open and not webbrowser.open(file.resolve().as_uri()):
         raise UserError(f"report: no browser could be started here; open {file.resolve()} yourself")
 

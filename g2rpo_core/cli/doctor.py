@@ -15,6 +15,7 @@ from huggingface_hub import get_token
 from g2rpo_core.cli.preflight import checks
 from g2rpo_core.config import Profile, load_profile, profile_path
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.numerics import driver, probe
 from g2rpo_core.numerics.cuda import why_none
 from g2rpo_core.numerics.processes import version_of
@@ -43,7 +44,7 @@ def doctor(profile: str | None) -> None:
     With a profile of published weights, also check the machine against it.
     """
     for line in [*machine(), *tokens(), *profiles(profile)]:
-        print(line)
+        echo(line)
     if profile:
         preflight(profile)
 
@@ -55,7 +56,7 @@ def preflight(name: str) -> None:
         return
     red = 0
     for check in checks(name, loaded):
-        print(check, flush=True)
+        echo(check)
         red += not check.good
     if red:
         raise UserError(f"doctor: {red} checks of profile {name} are red")

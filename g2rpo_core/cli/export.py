@@ -9,6 +9,7 @@ from typing import Literal
 from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import writing
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.inference.export import check_form, check_repo, write, write_card
 from g2rpo_core.inference.export import push as upload
 from g2rpo_core.inference.runs import find_weights
@@ -65,12 +66,12 @@ def export(
             aside.replace(out.resolve())
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    print(out / file.relative_to(aside))
+    echo(out / file.relative_to(aside))
     if form == "original" and load_profile(profile_path(profile)).models.source != "hub":
         note = (
             "diffusers' from_single_file takes this form for FLUX.1 at its true size, "
             "so it cannot read it of a small model"
         )
-        print(f"note: {note}", file=sys.stderr)
+        echo(f"note: {note}", file=sys.stderr)
     if push:
-        print(upload(out, push, public))
+        echo(upload(out, push, public))

@@ -9,7 +9,7 @@ import sys
 from g2rpo_core.cli.commands import app
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS, TransientError, UserError
 from g2rpo_core.foundation.files import what_lacks
-from g2rpo_core.foundation.texts import show_any_text, visible
+from g2rpo_core.foundation.texts import echo, show_any_text
 
 
 def main() -> None:
@@ -18,10 +18,10 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        echo(f"error: {error}", file=sys.stderr)
         sys.exit(TRANSIENT_STATUS if isinstance(error, TransientError) else 1)
     except Exception as error:
         if (line := what_lacks(error)) is None:
             raise
-        print(f"error: {visible(line)}", file=sys.stderr)
+        echo(f"error: {line}", file=sys.stderr)
         sys.exit(1)

@@ -12,6 +12,7 @@ from g2rpo_core.estimate.cards import card_of, rate_of
 from g2rpo_core.estimate.machines import ASSUMED, DISK, Machines, Rate, checked_machines
 from g2rpo_core.estimate.plan import Plan, make_plan, measured_rate
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 
 DEFAULT_MEMORY = 79.0  # GiB of a card of 80 GB
 
@@ -84,10 +85,10 @@ def plan(
             {"change": label} | {key: getattr(changed, key) for key in keys}
             for label, changed, _ in alternatives
         ]
-        print(to_json.dumps(asdict(found) | {"rate": assumed.source, "changes": changed_plans}))
+        echo(to_json.dumps(asdict(found) | {"rate": assumed.source, "changes": changed_plans}))
         return
     calls = calls_of(settings, method, machines)
-    print("\n".join(_describe(asked, machines, found, calls, assumed.source, alternatives)))
+    echo(*_describe(asked, machines, found, calls, assumed.source, alternatives))
 
 
 def print_cheapest(
@@ -101,10 +102,10 @@ def print_cheapest(
             "fastest": fastest and asdict(fastest),
             "rate": rate.source,
         }
-        print(to_json.dumps(rows))
+        echo(to_json.dumps(rows))
     else:
         iterations = profile.run(asked.method).training.iterations
-        print("\n".join(_describe_ways(asked, hours, iterations, way, fastest, rate)))
+        echo(*_describe_ways(asked, hours, iterations, way, fastest, rate))
     return way is not None
 
 
@@ -116,22 +117,22 @@ def print_campaign(
     published = run.published if asked.profile == run.profile else ()
     campaign = make_campaign(profile, run, published, machines, rate)
     if json:
-        print(to_json.dumps(asdict(campaign) | {"rate": rate.source, "price": asked.price}))
+        echo(to_json.dumps(asdict(campaign) | {"rate": rate.source, "price": asked.price}))
         return
-    print(f"{asked.profile}, all of params.yaml, {asked.machines} ({rate.source})")
+    echo(f"{asked.profile}, all of params.yaml, {asked.machines} ({rate.source})")
     for entry in campaign.entries:
         hours = ", ".join(f"{what} {value:.1f}" for what, value in entry.hours.items())
         kept = f"; keeps {entry.disk_gib:.1f} GiB" if entry.disk_gib else ""
-        print(
+        echo(
             f"  {entry.name}: {hours} hours; "
             f"{_cost(entry.gpu_hours, asked.price)}{kept}{'' if entry.fits else '; DOES NOT FIT'}"
         )
-    print(
+    echo(
         f"all, one after the other: {campaign.hours / 24:.1f} days; "
         f"{_cost(campaign.gpu_hours, asked.price)}"
     )
     parts = ", ".join(f"{key} {gib:.1f}" for key, gib in campaign.disk_gib.items())
-    print(f"disk, with DVC's copies: {sum(campaign.disk_gib.values()):.0f} GiB: {parts}")
+    echo(f"disk, with DVC's copies: {sum(campaign.disk_gib.values()):.0f} GiB: {parts}")
 
 
 def _whole(value: float) -> str:

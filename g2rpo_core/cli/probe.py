@@ -15,6 +15,7 @@ from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.profiles import OF_BASE, folders_of
 from g2rpo_core.foundation.runs import BASE
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.inference.gradients import (
     SIZE,
@@ -170,13 +171,13 @@ def _print_gradients(asked: Asked, signals: list[Signal], judge: str | None, as_
             asdict(each) | {"per_evaluation": each.per_evaluation, "per_compute": each.per_compute}
             for each in signals
         ]
-        print(json.dumps(rows))
+        echo(json.dumps(rows))
         return
-    print(
+    echo(
         f"{asked.title}: gradient of {asked.rewards} over {signals[0].prompts} prompts, "
         f"groups of {asked.members}"
     )
-    print(
+    echo(
         "what         tails    SNR²      ±     NFE  per 1,000  compute  per 1,000"
         + ("  cosine" if judge else "")
     )
@@ -188,7 +189,7 @@ def _print_gradients(asked: Asked, signals: list[Signal], judge: str | None, as_
             f"{1000 * each.per_evaluation:10.4f}"
         )
         cosine = f" {each.cosine:7.2f}" if each.cosine is not None else "       -" if judge else ""
-        print(
+        echo(
             f"{what:12} {tails:6} {numbers} {each.compute:8,.0f} "
             f"{1000 * each.per_compute:10.4f}{cosine}"
         )
@@ -223,14 +224,14 @@ def _measure_steps(asked: Asked) -> tuple[list[Step], int]:
 def _print_steps(asked: Asked, steps: list[Step], count: int, as_json: bool) -> None:
     """Print a line for every step, or the JSON list."""
     if as_json:
-        print(json.dumps([asdict(step) for step in steps]))
+        echo(json.dumps([asdict(step) for step in steps]))
         return
     coarse = asked.tails[1:]
-    print(
+    echo(
         f"{asked.title}: training reward {asked.rewards} over {count} prompts, "
         f"groups of {asked.members}"
     )
-    print(
+    echo(
         "step  sigma  spread  "
         + "  ".join(f"NFE λ={each}" for each in asked.tails)
         + "".join(f"  corr. λ={each}   gap λ={each}" for each in coarse)
@@ -240,4 +241,4 @@ def _print_steps(asked: Asked, steps: list[Step], count: int, as_json: bool) -> 
         agreement = "".join(
             f"  {step.correlation[each]:9.2f}  {step.gap[each]:+8.4f}" for each in coarse
         )
-        print(f"{step.step:4}  {step.sigma:5.3f}  {step.spread:6.4f}  {evaluations}{agreement}")
+        echo(f"{step.step:4}  {step.sigma:5.3f}  {step.spread:6.4f}  {evaluations}{agreement}")

@@ -12,7 +12,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from g2rpo_core.config import Profile, load_profile, profile_path, resolve
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_text
-from g2rpo_core.foundation.texts import visible
+from g2rpo_core.foundation.texts import echo
 
 WIDTH = 130
 
@@ -23,12 +23,12 @@ def list_profiles() -> None:
         try:
             lines = read_text(path).splitlines()
         except UserError as error:  # still list the others
-            print(f"{path.stem:16} {error}")
+            echo(f"{path.stem:16} {error}")
             continue
         comment = " ".join(
             line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), lines)
         )
-        print(f"{path.stem:16} {visible(comment.split('. ')[0].rstrip('.'))}")
+        echo(f"{path.stem:16} {comment.split('. ')[0].rstrip('.')}")
 
 
 def show(name: str) -> None:
@@ -55,7 +55,7 @@ def diff(first: str, second: str) -> None:
     for key in dict.fromkeys([*values[0], *values[1]]):
         before, after = (str(each[key]) if key in each else "-" for each in values)
         if before != after:
-            print(f"{key}: {before} -> {after}")
+            echo(f"{key}: {before} -> {after}")
 
 
 def _leaves(value: dict, prefix: str = "") -> Iterator[tuple[str, object]]:

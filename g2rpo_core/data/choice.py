@@ -15,7 +15,7 @@ from g2rpo_core.data.prompts import (
 from g2rpo_core.data.rows import read_rows
 from g2rpo_core.data.settings import PromptSettings
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.texts import comparable
+from g2rpo_core.foundation.texts import comparable, echo
 from g2rpo_core.hub.download import REVISIONS, Revisions, download
 from g2rpo_core.hub.settings import HubFiles, HubPrompts, HubStyles
 from g2rpo_core.tasks import TASK_NAMES
@@ -101,7 +101,7 @@ def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> lis
     unusable: list[str] = []
     prompts = distinct([prompt for path in paths for prompt in read_all(path, unusable)])
     if unusable:
-        print(
+        echo(
             f"{where}: {len(unusable)} prompts were left out: with a control character, "
             "or no character that is seen"
         )
@@ -136,7 +136,7 @@ def _with_styles(
         for prompt in prompts
     ]
     if unknown := sum(comparable(prompt.text) not in styles for prompt in prompts):
-        print(
+        echo(
             f"{where}: {unknown} of {len(prompts)} prompts are in none of the style lists; "
             "reports show them without a style"
         )

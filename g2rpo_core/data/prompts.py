@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from g2rpo_core.data.rows import read_rows
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, read_table, reading, write_whole
-from g2rpo_core.foundation.texts import comparable, normalized, unprintable, unseen, visible
+from g2rpo_core.foundation.texts import comparable, echo, normalized, unprintable, unseen, visible
 from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.tasks.table import TASKS
 
@@ -128,7 +128,7 @@ def note_longer(who: str, lengths: Sequence[tuple[str, int]], limit: int) -> Non
     if long := sorted([(-count, text) for text, count in lengths if count > limit]):
         named = "; ".join(f"{visible(text[:60])!r} has {-count}" for count, text in long[:NAMED])
         more = f"; and {len(long) - NAMED} more" if len(long) > NAMED else ""
-        print(
+        echo(
             f"note: {who} reads {limit} tokens of a prompt and cuts the rest "
             f"of {len(long)} of {len(lengths)} prompts: {named}{more}",
             file=sys.stderr,

@@ -45,7 +45,7 @@ from g2rpo_core.foundation.manifest import (
 )
 from g2rpo_core.foundation.runs import HELDOUT_CURVE, SCRATCH, TRAINING_RECORDS
 from g2rpo_core.foundation.settings import Settings
-from g2rpo_core.foundation.texts import natural
+from g2rpo_core.foundation.texts import echo, natural
 from g2rpo_core.hub.made import files_of, link
 from g2rpo_core.numerics.portable import in_use
 
@@ -120,7 +120,7 @@ def scratch(
                 shutil.copytree(
                     other.parent, folder, ignore=taken, copy_function=link, dirs_exist_ok=True
                 )
-                print(
+                echo(
                     f"goes on from {last}: only {end} changed, "
                     f"from {theirs[end]} to {identity[end]}",
                     file=sys.stderr,
@@ -134,7 +134,7 @@ def scratch(
                 if (other.parent / FINISHED).exists()
                 else "is not resumed"
             )
-            print(
+            echo(
                 f"{other.parent} {what}: {', '.join(changed[:3])}{more} changed; it can be deleted",
                 file=sys.stderr,
             )

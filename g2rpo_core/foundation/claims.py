@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 
 # What flock answers on file systems that cannot lock
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -79,7 +80,7 @@ def _flock(handle: int, how: int) -> None:
         if error.errno not in WITHOUT_LOCKS:
             raise
         if how & fcntl.LOCK_EX:
-            print(
+            echo(
                 f"warning: the disk of {Path.cwd()} has no locks (flock): "
                 "start no run twice at once",
                 file=sys.stderr,

@@ -22,7 +22,7 @@ from g2rpo_core.foundation.files import (
     sync,
     write_whole,
 )
-from g2rpo_core.foundation.texts import visible
+from g2rpo_core.foundation.texts import echo, visible
 
 Files = Mapping[str, Mapping[str, Any]]  # path within a folder -> size in bytes, sha256
 
@@ -95,7 +95,7 @@ def find_whole(file: Path, folder: Path, ignored: Iterable[str] = ()) -> Mapping
     if not wrong:
         return found["about"]
     problem = visible(f"{folder}: {in_one_line(wrong)}")
-    print(f"warning: {problem}; it is not used, but made again", file=sys.stderr)
+    echo(f"warning: {problem}; it is not used, but made again", file=sys.stderr)
     return None
 
 

@@ -6,8 +6,10 @@ And shortens what would not fit into a line.
 import io
 import re
 import sys
+import traceback
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TextIO
 
 # Unicode's classes of characters that change the direction of a line
 BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -87,10 +89,26 @@ def visible(text: object) -> str:
     )
 
 
+def echo(*lines: object, file: TextIO | None = None) -> None:
+    """Print lines on stdout or `file`, each of them `visible`: the one way to print.
+
+    Whatever a name, a prompt, a reason or a message holds, it controls no terminal and begins no
+    line of its own.
+    """
+    for line in lines or ("",):
+        print(visible(line), file=file or sys.stdout, flush=True)
+
+
 def show_any_text() -> None:
-    """Let this process print characters that the terminal's encoding lacks, as their codes."""
+    """Let this process print any text: characters that the terminal lacks or that control it.
+
+    They are shown as their codes, also in tracebacks of errors that nobody foresaw.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    sys.excepthook = lambda kind, error, trace: echo(
+        *"".join(traceback.format_exception(kind, error, trace)).splitlines(), file=sys.stderr
+    )
 
 
 def unsteered(text: str) -> str:

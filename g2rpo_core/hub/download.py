@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.foundation.files import is_full, read_json, write_whole
 from g2rpo_core.foundation.manifest import describe_files
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import LOCK, safe_folder, write_lock
 from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedModel
 
@@ -61,7 +62,7 @@ class Revisions:
             if self.file.exists():  # what another stage has looked up since
                 self.known = read_json(self.file, dict)
             self.known.setdefault(repo, found)
-            print(
+            echo(
                 f"{repo}: no revision in the profile; {self.known[repo]} is now in {self.file}: "
                 "commit that file"
             )

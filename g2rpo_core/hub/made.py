@@ -12,6 +12,7 @@ from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.manifest import read_sealed, sha256, write_sealed
 from g2rpo_core.foundation.runs import hash_of_folder
 from g2rpo_core.foundation.settings import Settings
+from g2rpo_core.foundation.texts import echo
 
 # By key: the folder that was made, and its hash
 MADE = Path(".cache", "made")
@@ -49,7 +50,7 @@ def reuse(key: str, output: Path) -> bool:
         return False
     shutil.rmtree(there, ignore_errors=True)
     linked.rename(there)
-    print(f"{output}: the settings, code and inputs of {source}, so its files are used")
+    echo(f"{output}: the settings, code and inputs of {source}, so its files are used")
     return True
 
 

@@ -26,7 +26,7 @@ from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.foundation.files import read_table, reading, write_json
 from g2rpo_core.foundation.runs import BASE, evaluation_folder
-from g2rpo_core.foundation.texts import markdown
+from g2rpo_core.foundation.texts import echo, markdown
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.inference.runs import find_place
 from g2rpo_core.models.loading import load_transformer
@@ -125,7 +125,7 @@ def _adapter_file(
         if left := {
             key.partition(".")[0] for key in tensors if key.startswith("lora_unet_final_layer")
         }:
-            print(
+            echo(
                 f"note: sd-scripts load no {' and '.join(sorted(left))}; ComfyUI does",
                 file=sys.stderr,
             )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.numerics import portable
 from g2rpo_core.numerics.pins import PINS, processor_problem
 
@@ -265,4 +266,4 @@ def draw_by_torch() -> list[torch.Tensor]:
 
 if __name__ == "__main__":
     portable.use("portable")
-    print(fingerprint())
+    echo(fingerprint())

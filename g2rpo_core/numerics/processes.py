@@ -11,6 +11,7 @@ from importlib.metadata import version
 import torch
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.numerics.cuda import prepare, why_none
 from g2rpo_core.numerics.pins import read_processor
 from g2rpo_core.numerics.portable import in_use
@@ -36,11 +37,10 @@ def die_with_parent(parent: int | None = None) -> None:
         parent = parent or os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            print(
+            echo(
                 f"error: process {os.getpid()} ends, because its launcher, process {parent}, "
                 "has ended",
                 file=sys.stderr,
-                flush=True,
             )
             os._exit(1)
 

@@ -26,6 +26,7 @@ from tenacity import (
 )
 
 from g2rpo_core.foundation.errors import TransientError, UserError
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.rewards.addresses import on_loopback
 from g2rpo_core.rewards.preprocess import Images, check_pairs
 from g2rpo_core.rewards.reward_protocol import (
@@ -93,7 +94,7 @@ class HttpClient:
             check_key(settings, where)
             headers["Authorization"] = f"Bearer {os.environ[settings.key_variable]}"
             if (address := httpx.URL(self.url)).scheme == "http" and not on_loopback(address.host):
-                print(
+                echo(
                     f"warning: {where}: the key of {settings.key_variable} is sent unencrypted to "
                     f"{self.url}",
                     file=sys.stderr,

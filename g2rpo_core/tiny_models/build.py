@@ -18,6 +18,7 @@ import torch
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import describe_files, find_whole, write_manifest
 from g2rpo_core.foundation.rooms import experimental
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.numerics.cuda import prepare, why_none
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.numerics.portable import in_use, use
@@ -112,7 +113,7 @@ def _build(part: Path, settings: BuiltModels, name: str) -> dict:
     """Build one model into the folder `part`, unless it is there, whole; return its quality."""
     known = part.with_name(f"{name}.json")
     if about := find_whole(known, part):
-        print(f"{name}: built before the last call was stopped, so it is used")
+        echo(f"{name}: built before the last call was stopped, so it is used")
         return dict(about)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

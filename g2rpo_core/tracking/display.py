@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.texts import visible
+from g2rpo_core.foundation.texts import echo, visible
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.numerics.cuda import peak_bytes
 from g2rpo_core.numerics.processes import device_of
@@ -94,7 +94,7 @@ class Tracking:
                 self.reported.add(what)
                 words = visible(f"{type(error).__name__}: {error}")[:300]
                 with suppress(OSError):  # of a stderr that nobody reads any more
-                    print(
+                    echo(
                         f"warning: {what} could not be shown ({words}); training continues",
                         file=sys.stderr,
                     )
@@ -354,8 +354,8 @@ class Display:
         """Show a warning of `drift.py`."""
         if self.quiet:
             return
-        with suppress(OSError):
-            tqdm.write(f"warning: {self.name}, iteration {iteration}: {text}", file=sys.stderr)
+        with suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
+            echo(f"warning: {self.name}, iteration {iteration}: {text}", file=sys.stderr)
         if self.tracking:
             self.tracking.warn(iteration, text)
 

@@ -26,6 +26,7 @@ from g2rpo_core.architectures.architecture import Architecture, Config
 from g2rpo_core.architectures.original import Original, Rows, swapped
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import LONGEST, complaint, in_one_line, read_json, reading, whole
+from g2rpo_core.foundation.texts import echo
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's
@@ -398,7 +399,7 @@ def check(architecture: Architecture, shapes: Shapes, adapter: Adapter, file: Pa
             )
         )
     if not any(one.up.any() for one in adapter.values()):
-        print(
+        echo(
             f"warning: {file}: all its second matrices are zero: it changes nothing",
             file=sys.stderr,
         )

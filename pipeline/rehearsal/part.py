@@ -25,6 +25,7 @@ from g2rpo_core.config import load_profile
 from g2rpo_core.distributed.checkpoint import FINISHED
 from g2rpo_core.estimate.tracing import shape_of
 from g2rpo_core.foundation.runs import TRAINING_RECORDS
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.models.loading import lora_config
 from g2rpo_core.weights.adapter import LORA_FILE
 from pipeline.rehearsal import simulate
@@ -80,7 +81,7 @@ def main() -> None:
             )
             ended = f"{type(cause).__name__}: {cause}"
             traceback.print_exc()
-    print(json.dumps(report(args, runtime, ended)))
+    echo(json.dumps(report(args, runtime, ended)))
     sys.stdout.flush()
     os._exit(0 if ended is None else 1)
 
