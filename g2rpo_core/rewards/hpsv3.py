@@ -22,9 +22,10 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages
+from g2rpo_core.rewards.plain_text import plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
-from g2rpo_core.rewards.unified_reward import conversation, question
+from g2rpo_core.rewards.unified_reward import control_words_of, conversation, question
 
 TEMPLATE = "hpsv3.v1"
 TOKEN = "<|Reward|>"  # the head reads its state; text after it changes nothing
@@ -89,7 +90,7 @@ class HPSv3Model(nn.Module):
             position_ids=positions,
             use_cache=False,
         ).last_hidden_state
-        # The last such token, as a prompt may name it, too
+        # The last such token
         last = (tokens == self.token).long().cumsum(1).argmax(1)
         return self.head(states[torch.arange(len(tokens), device=tokens.device), last].float())
 
@@ -189,6 +190,7 @@ def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
     from PIL.Image import Resampling
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
+    words = control_words_of(processor)
     side = processor.image_processor.patch_size * processor.image_processor.merge_size
     shown = []
     for image in map(transforms().to_pil_image, eight_bit(images)):
@@ -201,7 +203,9 @@ def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
         shown.append(image.resize((width, height), Resampling.BICUBIC))
     texts = [
         processor.apply_chat_template(
-            conversation(question(TEMPLATE, prompt)), add_generation_prompt=True, tokenize=False
+            conversation(question(TEMPLATE, plain(prompt, words))),
+            add_generation_prompt=True,
+            tokenize=False,
         )
         for prompt in prompts
     ]

@@ -17,6 +17,7 @@ from torch import nn
 
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages
+from g2rpo_core.rewards.plain_text import control_words, plain
 from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs
 from g2rpo_core.rewards.spec import (
     BackendSettings,
@@ -165,6 +166,7 @@ class ImageReward:
         self.model = model.eval().requires_grad_(False).to(device, self.dtype)
         self.model.head.float()
         self.tokenizer, self.device, self.micro_batch = tokenizer, device, settings.micro_batch
+        self.words = control_words(tokenizer)
         self.tokens = Tokens(
             TEXT_LENGTH,
             lambda texts: [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids],
@@ -177,7 +179,7 @@ class ImageReward:
         check_pairs(images, prompts)
         different = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
         encoded = self.tokenizer(
-            list(different),
+            [plain(prompt, self.words) for prompt in different],
             padding=True,
             truncation=True,
             max_length=TEXT_LENGTH,

@@ -27,6 +27,7 @@ import transformers
 from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.rewards.plain_text import COMMON, plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, opaque, transforms
 
 # Those that the code below is written for, as in requirements-parity.lock
@@ -52,7 +53,7 @@ class PackageReward:
             images = [image.convert("RGB") for image in images]
         scores: list[float] = []
         for prompt, part in groupby(zip(prompts, images), key=lambda pair: pair[0]):
-            scores += self.score(prompt, [image for _, image in part])
+            scores += self.score(plain(prompt, COMMON), [image for _, image in part])
         return torch.tensor(scores)
 
 

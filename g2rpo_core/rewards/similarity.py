@@ -18,6 +18,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards import packages
+from g2rpo_core.rewards.plain_text import control_words, plain
 from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs
 from g2rpo_core.rewards.spec import (
     VIT_H_14,
@@ -96,7 +97,12 @@ def make_open_clip_score(
 ) -> CosineScore:
     """Make the cosine score of an open_clip model, which is moved to the device and dtype."""
     model = model.eval().requires_grad_(False).to(device, getattr(torch, settings.dtype))
-    encode_texts = lambda texts: model.encode_text(tokenize(texts).to(device))
+    words, clean = control_words(tokenize), tokenize.clean_fn
+
+    def encode_texts(texts: list[str]) -> torch.Tensor:
+        asked = [plain(text, words, clean) for text in texts]
+        return model.encode_text(tokenize(asked).to(device))
+
     tokens = Tokens(tokenize.context_length, lambda texts: _count_tokens(tokenize, texts))
     return CosineScore(
         model.encode_image, encode_texts, preprocess, device, settings, tokens=tokens
@@ -217,11 +223,15 @@ def pickscore(
     model.to(device, getattr(torch, settings.dtype))
     tokenizer = transformers.AutoTokenizer.from_pretrained(processor)
     config = json.loads((processor / "preprocessor_config.json").read_text())
-    length = model.config.text_config.max_position_embeddings
+    length, words = model.config.text_config.max_position_embeddings, control_words(tokenizer)
 
     def encode_texts(texts: list[str]) -> torch.Tensor:
         tokens = tokenizer(
-            texts, padding=True, truncation=True, max_length=length, return_tensors="pt"
+            [plain(text, words) for text in texts],
+            padding=True,
+            truncation=True,
+            max_length=length,
+            return_tensors="pt",
         ).to(device)
         return model.get_text_features(**tokens).pooler_output
 

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.pretrained import load_whole
+from g2rpo_core.rewards.plain_text import COMMON, control_words, plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.remote import HttpClient, Unanswered
 from g2rpo_core.rewards.reward_protocol import as_png
@@ -100,8 +101,8 @@ def read_template(template: str) -> str:
 
 
 def question(template: str, prompt: str) -> str:
-    """Return the question about an image that was made for `prompt`."""
-    return read_template(template).replace("{prompt}", prompt)
+    """Return the question about an image that was made for `prompt`, which is text and no more."""
+    return read_template(template).replace("{prompt}", plain(prompt, COMMON))
 
 
 def parse(template: str, answer: str) -> float:
@@ -132,6 +133,12 @@ def conversation(text: str, images: int = 1) -> list[dict]:
             ],
         }
     ]
+
+
+def control_words_of(processor) -> re.Pattern[str]:
+    """Return the control words of a processor's tokenizer, and what stands for images in a text."""
+    placeholders = (getattr(processor, f"{kind}_token", None) for kind in ("image", "video"))
+    return control_words(processor.tokenizer, *placeholders)
 
 
 class UnifiedReward:
@@ -205,6 +212,7 @@ class InProcess:
         self.model.eval().requires_grad_(False).to(device)
         self.processor = transformers.AutoProcessor.from_pretrained(folder, local_files_only=True)
         self.processor.tokenizer.padding_side = "left"
+        self.words = control_words_of(self.processor)
         self.micro_batch, self.max_new_tokens = micro_batch, max_new_tokens
 
     @torch.no_grad()
@@ -214,7 +222,9 @@ class InProcess:
             part = slice(start, start + self.micro_batch)
             texts = [
                 self.processor.apply_chat_template(
-                    conversation(text, len(images)), add_generation_prompt=True, tokenize=False
+                    conversation(plain(text, self.words), len(images)),
+                    add_generation_prompt=True,
+                    tokenize=False,
                 )
                 for text, images in zip(questions[part], shown[part])
             ]
