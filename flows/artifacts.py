@@ -23,7 +23,7 @@ from prefect.logging import get_run_logger
 
 from g2rpo_core.config import load_run
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, read_json, reading
+from g2rpo_core.foundation.files import complaint, read_json, read_numbers, reading
 from g2rpo_core.foundation.runs import HELDOUT_CURVE, SCRATCH
 from g2rpo_core.foundation.texts import natural, visible
 from g2rpo_core.reporting import charts
@@ -90,11 +90,8 @@ def results(root: Path) -> list[dict]:
     files = by_name((root / "reports" / "metrics").glob("*.json"))
     rows = []
     for file in files:
-        means = read_json(file, dict)
-        with reading(file):
-            rows.append(
-                {"model": file.stem, **{name: round(value, 4) for name, value in means.items()}}
-            )
+        means = {name: round(value, 4) for name, value in read_numbers(file).items()}
+        rows.append({"model": file.stem, **means})
     return rows
 
 

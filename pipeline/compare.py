@@ -141,7 +141,7 @@ def committed_means(
             for reward in evaluation.rewards
             if reward in means
         ]
-        yield pd.DataFrame(rows).reindex(columns=SCORES)
+        yield pd.DataFrame(rows).reindex(columns=[*SCORES])
 
 
 def tables_in(folder: Path) -> list[pd.DataFrame]:

@@ -20,7 +20,7 @@ from jinja2 import Environment, StrictUndefined
 
 from g2rpo_core.estimate.machines import GPUS_OF_A_NODE
 from g2rpo_core.foundation.errors import STATUS_FOLDER, UserError
-from g2rpo_core.foundation.files import write_json
+from g2rpo_core.foundation.manifest import write_sealed
 from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.foundation.texts import echo
 from pipeline.jobs import JOBS, SUBMITTED, queued, submitted
@@ -81,7 +81,7 @@ def main() -> None:
         numbers[key] = submit(
             files[job.name], [numbers[files[name].stem] for name in job.after if name in files]
         )
-        write_json(SUBMITTED, numbers)
+        write_sealed(SUBMITTED, numbers)
         echo(f"{files[job.name]}: job {numbers[key]}")
 
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.manifest import read_sealed
 from g2rpo_core.foundation.texts import echo, visible
 from stages.entry import ends_in_one_line
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 def submitted() -> dict[str, str]:
     """Return job -> the number of its last submission from this folder."""
-    return read_json(SUBMITTED, dict) if SUBMITTED.exists() else {}
+    return read_sealed(SUBMITTED) if SUBMITTED.exists() else {}
 
 
 def queued() -> dict[str, str]:

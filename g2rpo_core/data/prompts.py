@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from g2rpo_core.data.rows import read_rows
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, existing, read_table, reading, write_whole
+from g2rpo_core.foundation.files import TEXT, complaint, existing, read_table, reading, write_whole
 from g2rpo_core.foundation.texts import comparable, echo, normalized, unprintable, unseen, visible
 from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.tasks.table import TASKS
@@ -210,7 +210,7 @@ def left_out_of(path: Path) -> dict[str, int]:
 
 def load_prompts(path: Path) -> list[Prompt]:
     """Read the prompts that `write_prompts` wrote."""
-    table = read_table(existing(path), ["id", "prompt", "style"])
-    if not len(table) or not all(isinstance(value, str) for value in table.to_numpy().ravel()):
-        raise UserError(complaint(path, "holds no prompts, or some that are not text"))
+    table = read_table(existing(path), {"id": TEXT, "prompt": TEXT, "style": TEXT})
+    if not len(table):
+        raise UserError(complaint(path, "holds no prompts"))
     return [Prompt(*row) for row in table.itertuples(index=False)]

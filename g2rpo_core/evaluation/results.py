@@ -7,21 +7,22 @@ import torch
 import torch.nn.functional as F
 
 from g2rpo_core.evaluation.settings import EvaluationSettings
+from g2rpo_core.foundation.files import COUNT, NUMBER, TEXT, or_null
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCORES = [
-    "method",
-    "seed",
-    "checkpoint",
-    "steps",
-    "prompt_id",
-    "style",
-    "reward",
-    "score",
-    "reason",
-]
+SCORES = {  # column -> what it holds
+    "method": TEXT,
+    "seed": COUNT,
+    "checkpoint": TEXT,
+    "steps": COUNT,
+    "prompt_id": TEXT,
+    "style": TEXT,
+    "reward": TEXT,
+    "score": or_null(NUMBER),
+    "reason": or_null(TEXT),
+}
 
 
 def image_folder(checkpoint: str | int, steps: int) -> str:

@@ -23,7 +23,8 @@ from g2rpo_core.rewards.scoring import check_missing, note_cut, score_table
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.seeding import seed_of
 
-PART = [column for column in SCORES if column not in ("method", "seed")]  # of a batch's scores
+# Columns of a batch's scores
+PART = {name: holds for name, holds in SCORES.items() if name not in ("method", "seed")}
 Variant = tuple[int | str, int]  # a checkpoint, and a number of steps
 
 
@@ -142,7 +143,7 @@ class Evaluation:
 
     def write(self, method: str, seed: int) -> pd.DataFrame:
         """Write `table` as that of a run beside its images; return it, with the columns SCORES."""
-        table = self.table().assign(method=method, seed=seed)[SCORES]
+        table = self.table().assign(method=method, seed=seed)[[*SCORES]]
         table.to_parquet(self.out / "results.parquet", index=False)
         return table
 

@@ -25,7 +25,15 @@ from g2rpo_core.evaluation.ceiling import CEILING
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES, chosen, reported
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, existing, read_json, read_table
+from g2rpo_core.foundation.files import (
+    COUNT,
+    check_values,
+    complaint,
+    existing,
+    read_json,
+    read_numbers,
+    read_table,
+)
 from g2rpo_core.foundation.runs import (
     BASE,
     TRAINING_RECORDS,
@@ -270,9 +278,10 @@ def read_training_records(run: Run, folder: Path) -> pd.DataFrame:
     """Read the training records of a run; UserError if they are missing or damaged."""
     file = existing(folder / TRAINING_RECORDS)
     table = read_table(file)
-    columns = {"iteration", "num_forward_evals", "num_transitions"}
-    if not len(table) or not columns <= set(table.columns):
+    columns = {"iteration": COUNT, "num_forward_evals": COUNT, "num_transitions": COUNT}
+    if not len(table) or not columns.keys() <= set(table.columns):
         raise UserError(complaint(file, "holds no training records"))
+    check_values(file, table, columns)
     return table
 
 
@@ -500,7 +509,7 @@ def ceiling_lines(sources: Sources, seed: int) -> Iterator[dict]:
     file = sources.evaluations / run_name(*BASE) / CEILING
     if file.exists():
         about = {"part": "ceiling", "method": BASE[0], "seed": seed}
-        for reward, value in read_json(file, dict).items():
+        for reward, value in read_numbers(file).items():
             yield about | {"reward": reward, "value": value}
 
 

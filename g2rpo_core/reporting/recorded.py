@@ -39,7 +39,7 @@ def scores_in(table: pd.DataFrame) -> pd.DataFrame:
     if not len(scores):
         means = (table.part == "run") & (table.reward != TRAINING)
         scores = table[means & ~table.reward.isin(IMAGE_STATS)]
-    return scores.rename(columns={"value": "score", "note": "reason"})[SCORES]
+    return scores.rename(columns={"value": "score", "note": "reason"})[[*SCORES]]
 
 
 def gains_in(table: pd.DataFrame, reward: str = TRAINING) -> dict[Run, float]:

@@ -29,7 +29,7 @@ from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
 from g2rpo_core.data.prompts import Prompt, load_prompts, normalized, read_prompts, write_prompts
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaints, read_json, read_yaml
+from g2rpo_core.foundation.files import complaints, read_json, read_numbers, read_yaml
 from g2rpo_core.foundation.manifest import describe_files
 from g2rpo_core.foundation.runs import read_lock
 from g2rpo_core.foundation.texts import markdown, steering, visible
@@ -384,6 +384,62 @@ class TestStores:
             read_or_none(lambda: checkpoint.load_state(path, state))
             if name != "manifest.json":  # it says itself what the others are
                 assert (path / name).read_bytes() == (folder / "whole" / name).read_bytes()
+
+
+# A valid row of each table that a later stage or a command reads
+ROWS = {
+    "results": {
+        "method": "g2rpo",
+        "seed": 1,
+        "checkpoint": "final",
+        "steps": 2,
+        "prompt_id": "p",
+        "style": "",
+        "reward": "hps",
+        "score": 0.5,
+        "reason": None,
+    },
+    "records": {"iteration": 3, "num_forward_evals": 8, "num_transitions": 2},
+    "prompts": {"id": "p-1", "prompt": "a red circle", "style": ""},
+}
+READERS = {
+    "results": lambda folder: read_scores(("g2rpo", 1), folder),
+    "records": lambda folder: read_training_records(("g2rpo", 1), folder),
+    "prompts": lambda folder: load_prompts(folder / "prompts.parquet"),
+}
+CELLS = [(table, column) for table, row in ROWS.items() for column in row]
+
+
+class TestRows:
+    @draws(st.sampled_from(CELLS), scalars, st.integers(0, 4))
+    def test_tables_with_any_value_in_a_row(self, folder, cell, value, place):
+        """A table has one kind of value in a column, and no null, or its row is named."""
+        table, column = cell
+        rows = [dict(ROWS[table]) for _ in range(5)]
+        rows[place][column] = value
+        try:
+            pd.DataFrame(rows).to_parquet(folder / f"{table}.parquet")
+        except (pa.ArrowException, OverflowError, UnicodeError):  # Parquet has no such column
+            return
+        null, may_lack = bool(pd.isna(value)), column in ("score", "reason")
+        found = read_or_none(lambda: SimpleNamespace(made=READERS[table](folder)))
+        if found and table != "prompts":
+            kind = (
+                str if isinstance(ROWS[table][column], str) or column == "reason" else int | float
+            )
+            kept = [
+                each for each in found.made[column].tolist() if not (may_lack and pd.isna(each))
+            ]
+            assert all(isinstance(each, kind) and each == each for each in kept)  # noqa: PLR0124
+        if null and not may_lack:
+            with pytest.raises(UserError, match=rf"row {place + 1} has null as its {column}, not"):
+                READERS[table](folder)
+
+    @draws(st.dictionaries(texts, data, max_size=3))
+    def test_numbers_by_name_that_are_any_data(self, folder, value):
+        (folder / "means.json").write_text(json.dumps(value))
+        found = read_or_none(lambda: read_numbers(folder / "means.json"))
+        assert found is None or all(type(each) in (int, float) for each in found.values())
 
 
 class TestReports:
