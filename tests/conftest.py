@@ -131,7 +131,8 @@ def twin_models(models, twin_pipeline, once) -> Callable[[str], Path]:
     """twin_models(base) -> as `models`, with that twin for the pipeline."""
 
     def build(folder: Path, base: str) -> None:
-        from g2rpo_core.hub.model_store import LOCK, describe_files
+        from g2rpo_core.foundation.manifest import describe_files
+        from g2rpo_core.hub.model_store import LOCK
 
         shutil.copytree(
             models, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("pipeline")

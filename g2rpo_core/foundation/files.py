@@ -12,10 +12,12 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
+from glob import escape
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -184,9 +186,14 @@ def whole(path: Path) -> Path:
 def write_whole(path: Path, data: bytes | str) -> None:
     """Write a file under a temporary name, and rename it once it is on disk; a text as UTF-8.
 
-    An error leaves nothing of it.
+    An error leaves nothing of it; what a process that was killed here left of it is removed.
     """
-    temporary = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}.tmp")
+    begin = f"{path.name}.{platform.node()}-"
+    for left in path.parent.glob(f"{escape(begin)}*.tmp"):
+        pid = left.name.removeprefix(begin).removesuffix(".tmp")
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            left.unlink(missing_ok=True)
+    temporary = path.with_name(f"{begin}{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)

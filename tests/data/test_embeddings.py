@@ -130,7 +130,7 @@ def test_an_interrupted_store_goes_on_without_encoding_anything_twice(pipeline, 
         partial(encode, pipeline, max_length=16, batch=4),
     )
     write(tmp_path / "whole", prompts, encoded, "float32", shard_rows=6)
-    seen = []
+    seen, stopped = [], (tmp_path / "stopped", prompts)
 
     def stopping(part, after):
         for number, row in enumerate(encoded(part)):
@@ -140,9 +140,11 @@ def test_an_interrupted_store_goes_on_without_encoding_anything_twice(pipeline, 
         seen.extend(part)
 
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "stopped", prompts, partial(stopping, after=15), "float32", shard_rows=6)
+        part = partial(stopping, after=15)
+        write(*stopped, part, "float32", shard_rows=6, manifests=tmp_path / "manifests")
     assert seen == prompts[:12]
-    write(tmp_path / "stopped", prompts, partial(stopping, after=99), "float32", shard_rows=6)
+    part = partial(stopping, after=99)
+    write(*stopped, part, "float32", shard_rows=6, manifests=tmp_path / "manifests")
     assert seen == prompts
     assert [file.read_bytes() for file in sorted((tmp_path / "whole").iterdir())] == [
         file.read_bytes() for file in sorted((tmp_path / "stopped").iterdir())

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
@@ -25,9 +27,30 @@ pytestmark = pytest.mark.slow
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1:]
 
 
+@dataclass
+class Database:
+    """A PostgreSQL server of its own with an empty database, not run by root."""
+
+    address: str
+    start: Callable[[], subprocess.Popen]
+    wait: Callable[[], None]
+    server: subprocess.Popen | None = None
+
+    def begin(self) -> None:
+        self.server = self.start()
+        self.wait()
+
+    def kill(self) -> None:
+        """All of its processes at once, as with a machine that dies."""
+        processes = [psutil.Process(self.server.pid)]
+        processes += processes[0].children(recursive=True)
+        for process in processes:
+            process.kill()
+        self.server.wait()
+
+
 @pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    """The address of an empty database of a PostgreSQL server of its own, not run by root."""
+def database() -> Iterator[Database]:
     if not PROGRAMS:
         pytest.skip("needs PostgreSQL's server")
     as_user = (
@@ -45,7 +68,7 @@ def database() -> Iterator[str]:
         cwd=data,
         **as_user,
     )
-    server = subprocess.Popen(
+    start = lambda: subprocess.Popen(
         run("postgres", "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", str(data)),
         cwd=data,
         stdout=subprocess.DEVNULL,
@@ -54,14 +77,15 @@ def database() -> Iterator[str]:
         **as_user,
     )
     address = ["-h", "127.0.0.1", "-p", str(port), "-U", "prefect"]
+    ready = lambda: subprocess.run(run("pg_isready", *address), capture_output=True).returncode == 0
+    url = f"postgresql+asyncpg://prefect@127.0.0.1:{port}/prefect"
+    database = Database(url, start, lambda: until(ready))
     try:
-        until(
-            lambda: subprocess.run(run("pg_isready", *address), capture_output=True).returncode == 0
-        )
+        database.begin()
         subprocess.run(run("createdb", *address, "prefect"), check=True, capture_output=True)
-        yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/prefect"
+        yield database
     finally:
-        stop_server(server, signal.SIGINT)
+        stop_server(database.server, signal.SIGINT)
         shutil.rmtree(data)
 
 
@@ -72,7 +96,7 @@ def group(database, tmp_path_factory) -> Iterator[Served]:
     settings = {
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_PROFILES_PATH": str(folder / "profiles.toml"),
-        "PREFECT_API_DATABASE_CONNECTION_URL": database,
+        "PREFECT_API_DATABASE_CONNECTION_URL": database.address,
         "PREFECT_API_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
         "PREFECT_SERVER_API_AUTH_STRING": KEY,
         "PREFECT_API_AUTH_STRING": KEY,
@@ -145,6 +169,23 @@ def test_one_machine_trains_and_another_evaluates_what_it_pulled(group):
     worker.wait(120)
     assert states(group, run) == {"train@g2rpo-1": "Skipped", "evaluate@g2rpo-1": "Completed"}
     assert (two / "scores").read_text() == "w" and not (two / "started").exists()
+
+
+@pytest.mark.engines
+def test_a_run_outlives_its_servers_database(group, database, tmp_path):
+    """PostgreSQL is killed while a stage trains, and starts again before the stage has ended."""
+    folder = repository(tmp_path / "five")
+    run, worker = start_worker(group, folder, "reproduce", targets=["train"])
+    until((folder / "started").exists)
+    database.kill()
+    # Some requests meet a server without a database
+    time.sleep(15)
+    assert group.server.poll() is None and worker.poll() is None
+    database.begin()
+    (folder / "enough").touch()
+    assert group.ended(run)["type"] == "COMPLETED"
+    worker.wait(120)
+    assert states(group, run) == {"train@g2rpo-1": "Completed"}
 
 
 @pytest.mark.engines

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from ruamel.yaml import YAML
 
+from g2rpo_core.tiny_models.build import BUILDERS
 from tests.fixtures.commands import run_module
 
 
@@ -13,9 +14,11 @@ from tests.fixtures.commands import run_module
 @pytest.mark.parametrize(
     "processes, kills",
     [
-        (1, {"embed": 2, "train": 4, "evaluate": 3}),
+        (1, {"embed": 2, "train": 4, "evaluate": 3, "report": 2}),
         pytest.param(2, {"train": 4, "evaluate": 2}, marks=pytest.mark.engines),
-        pytest.param(1, {"embed": 5, "train": 10, "evaluate": 5}, marks=pytest.mark.engines),
+        pytest.param(
+            1, {"embed": 5, "train": 8, "report": 6, "models": 4}, marks=pytest.mark.engines
+        ),
         pytest.param(2, {"train": 12, "evaluate": 8}, marks=pytest.mark.engines),
     ],
 )
@@ -29,6 +32,9 @@ def test_stages_killed_at_any_moment_end_with_the_same_bits(project, processes, 
         "prompts_per_iteration": 2,
     }
     data["evaluation"] |= {"checkpoints": ["final", 1], "processes": processes}
+    fit = {"steps": 3, "batch": 8, "learning_rate": 1e-3}
+    names = ("vae", "flux", *BUILDERS)
+    data["models"] = {"source": "shapes", "seed": 0, "images": 64, **dict.fromkeys(names, fit)}
     with profile.open("w") as file:
         YAML().dump(data, file)
     words = (project, processes, *(f"{name}={count}" for name, count in kills.items()))
