@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -194,17 +193,6 @@ def test_a_training_shows_its_rewards_and_its_curve_while_it_runs(served, fresh_
     assert served.ended(run)["type"] == "COMPLETED"
 
 
-@pytest.mark.slow
-def test_a_server_that_dies_and_comes_back_loses_nothing(served, fresh_training):
-    run = begun(served, "reproduce", targets=["evaluate"])
-    served.kill_server()
-    (served.folder / "enough").touch()
-    until(lambda: not training(served))
-    served.start_server()
-    assert served.ended(run)["type"] == "COMPLETED"
-    assert (served.folder / "scores").read_text() == "w"
-
-
 def test_a_deployments_schedule_has_its_cron_and_time_zone(served):
     (schedule,) = served.get("/deployments/name/evaluate/g2rpo")["schedules"]
     asked = {"cron": "* * * * *", "timezone": "Europe/Berlin"}
@@ -270,29 +258,6 @@ def test_a_run_whose_process_is_killed_becomes_crashed_and_gives_its_slot_back(
     (served.folder / "enough").touch()
     _, state = served.run("train")
     assert state["type"] == "COMPLETED", state
-
-
-@pytest.mark.slow
-@pytest.mark.engines
-def test_a_machine_that_slept_goes_on_with_its_runs(served, fresh_training):
-    run = begun(served)
-    time.sleep(35)  # so that whatever counts a run's signs of life has seen some
-    every = [served.processes[name].pid for name in ("server", "serve")] + [engine_of(run).pid]
-    family = {
-        one
-        for pid in every
-        for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    }
-    for process in family:
-        process.suspend()
-    time.sleep(60)
-    for process in family:
-        process.resume()
-    time.sleep(40)
-    (served.folder / "enough").touch()
-    assert served.ended(run)["type"] == "COMPLETED"
-    states = [state["type"] for state in served.get(f"/flow_run_states/?flow_run_id={run}")]
-    assert "RUNNING" in states and "CRASHED" not in states
 
 
 @pytest.mark.slow
