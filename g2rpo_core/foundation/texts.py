@@ -15,6 +15,22 @@ FEW = 3  # names, numbers or words that a line shows
 MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$])")
 
 
+# How a line begins that says why a program failed
+REASON = re.compile(r"(?:ERROR|error|fatal):?\s+|(?=OSError)")
+
+
+def reason(output: str) -> str:
+    """Return in one line why a program failed, by what it wrote.
+
+    That is its last line that begins with ERROR or error, without this word, else the last one that
+    is neither blank nor DVC's advertisement.
+    """
+    lines = [line.strip() for line in output.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("Having any troubles?")]
+    said = [line for line in lines if REASON.match(line)] or lines or ["it wrote nothing"]
+    return visible(REASON.sub("", said[-1], count=1))[:300]
+
+
 def steering(text: str) -> str | None:
     """Return the first character that controls how text is shown; None if there is none.
 
