@@ -182,7 +182,11 @@ def start_server(port: int) -> subprocess.Popen:
     # Its own process group: Ctrl-C ends the flows first, while the server still accepts their last
     # states
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        umask=0o077,  # its database is nobody else's, wherever its home is
     )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.layout import hint_for
 from g2rpo_core.foundation.texts import steering, visible
 
@@ -58,7 +58,17 @@ def reading(path: Path, hint: str | None = None) -> Iterator[None]:
         # Nothing is wrong with the file
         if any(_means(error, *what) for what in (NO_FILES, NO_MEMORY)):
             raise
+        if isinstance(error, PermissionError):  # to make it again would not change whose it is
+            hint = _who_may(Path(error.filename or path))
         raise UserError(complaint(path, _reason(error), hint)) from error
+
+
+def _who_may(path: Path) -> str:
+    """Say who can let this user read a file or folder: the owner of it or of one above it."""
+    above = [place for place in reversed(path.absolute().parents) if not os.access(place, os.X_OK)]
+    shut = (*above, path)[0]
+    owner = attempt(shut.owner, (OSError, KeyError))[0] or "its owner"
+    return f"{owner} can let you read {shut}, with chmod -R g+rX or a umask of 0002"
 
 
 @contextmanager
@@ -82,7 +92,13 @@ def writing(path: Path) -> Iterator[None]:
 # languages, which have no number
 FULL = (
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-    ("No space left on device", "os error 28", "Disk quota exceeded", "File too large"),
+    (
+        "No space left on device",
+        "os error 28",
+        "Disk quota exceeded",
+        "File too large",
+        "unexpected pos ",  # torch's writer of zip files, which hides the system's error
+    ),
 )
 NO_FILES = ((errno.EMFILE, errno.ENFILE), ("Too many open files",))
 NO_MEMORY = ((errno.ENOMEM,), ("can't allocate memory", "out of memory"))
@@ -195,6 +211,16 @@ def write_whole(path: Path, data: bytes | str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def share_weights(folder: Path) -> None:
+    """Let those who may read a new folder read its weights; safetensors writes for the owner alone.
+
+    The umask has decided the folders' modes. Only of what was just written: a hard link's mode is
+    that of all its names.
+    """
+    for file in (path for path in folder.rglob("*.safetensors") if not path.is_symlink()):
+        file.chmod(file.parent.stat().st_mode & 0o666)
 
 
 def sync_folder(folder: Path) -> None:

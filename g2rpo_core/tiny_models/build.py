@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_json, write_json
+from g2rpo_core.foundation.files import read_json, share_weights, write_json
 from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.foundation.runs import hash_of_folder
 from g2rpo_core.hub.model_store import describe_files
@@ -125,6 +125,7 @@ def _build(part: Path, settings: BuiltModels, name: str) -> dict:
     quality = (
         build_pipeline(part, settings) if name == PIPELINE else build_scorer(part, settings, name)
     )
+    share_weights(part)
     write_json(known, {"hash": hash_of_folder(part), "quality": quality})
     return quality
 

@@ -115,6 +115,8 @@ def test_a_page_of_another_address_may_not_ask(served):
 def test_the_key_is_in_a_file_of_this_user_that_opens_prefects_commands(served):
     file = served.folder / HOME / ACCESS
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    database = [path.stat().st_mode & 0o777 for path in file.parent.glob("prefect.db*")]
+    assert database and set(database) == {0o600}
     log = served.folder.with_name(f"{served.folder.name}.log").read_text()
     assert (
         str(HOME / ACCESS) in log and served.key.split(":")[1] not in log and len(served.key) > 40
