@@ -58,15 +58,17 @@ def reading(path: Path, hint: str | None = None) -> Iterator[None]:
         # Nothing is wrong with the file
         if any(_means(error, *what) for what in (NO_FILES, NO_MEMORY)):
             raise
-        if isinstance(error, PermissionError):  # to make it again would not change whose it is
-            hint = _who_may(Path(error.filename or path))
+        # To make it again would not change whose it is
+        hint = _who_may(error, path) if isinstance(error, PermissionError) else hint
         raise UserError(complaint(path, _reason(error), hint)) from error
 
 
-def _who_may(path: Path) -> str:
+def _who_may(error: PermissionError, path: Path) -> str:
     """Say who can let this user read a file or folder: the owner of it or of one above it."""
-    above = [place for place in reversed(path.absolute().parents) if not os.access(place, os.X_OK)]
-    shut = (*above, path)[0]
+    path = Path(error.filename or path).absolute()
+    shut = next(
+        (each for each in (*path.parents[::-1], path) if not os.access(each, os.X_OK)), path
+    )
     owner = attempt(shut.owner, (OSError, KeyError))[0] or "its owner"
     return f"{owner} can let you read {shut}, with chmod -R g+rX or a umask of 0002"
 

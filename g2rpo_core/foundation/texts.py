@@ -25,8 +25,11 @@ def reason(output: str) -> str:
     That is its last line that begins with ERROR or error, without this word, else the last one that
     is neither blank nor DVC's advertisement.
     """
-    lines = [line.strip() for line in output.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("Having any troubles?")]
+    lines = [
+        line
+        for line in map(str.strip, output.splitlines())
+        if line and not line.startswith("Having any troubles?")
+    ]
     said = [line for line in lines if REASON.match(line)] or lines or ["it wrote nothing"]
     return visible(REASON.sub("", said[-1], count=1))[:300]
 
