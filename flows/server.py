@@ -44,8 +44,14 @@ def claim_home() -> Iterator[Path]:
     this checkout.
     """
     home = Path(os.environ.setdefault("PREFECT_HOME", str(HOME.absolute())))
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (home / "serve.lock").open("a") as lock:
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (home / "serve.lock").open("a")
+    except OSError as error:
+        raise UserError(
+            f"{home}: cannot be written ({error.strerror}): set PREFECT_HOME to a folder of yours"
+        ) from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -21,9 +21,9 @@ from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.foundation.runs import hash_of_folder
 from g2rpo_core.hub.model_store import describe_files
 from g2rpo_core.numerics.cuda import prepare, why_none
+from g2rpo_core.numerics.parent import die_with_parent
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.numerics.portable import in_use, use
-from g2rpo_core.numerics.processes import die_with_parent
 from g2rpo_core.rewards.image_reward import image_reward
 from g2rpo_core.rewards.similarity import clip_score, hps, pickscore
 from g2rpo_core.rewards.unified_reward import UnifiedRewardSettings, unified_reward
