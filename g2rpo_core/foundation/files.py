@@ -65,12 +65,12 @@ def reading(path: Path, hint: str | None = None) -> Iterator[None]:
 
 def _who_may(error: PermissionError, path: Path) -> str:
     """Say who can let this user read a file or folder: the owner of it or of one above it."""
-    path = Path(error.filename or path).absolute()
-    shut = next(
-        (each for each in (*path.parents[::-1], path) if not os.access(each, os.X_OK)), path
-    )
+    file = Path(error.filename or path).absolute()
+    above = [folder for folder in reversed(file.parents) if not os.access(folder, os.X_OK)]
+    shut = (*above, file)[0]
     owner = attempt(shut.owner, (OSError, KeyError))[0] or "its owner"
-    return f"{owner} can let you read {shut}, with chmod -R g+rX or a umask of 0002"
+    what = "it" if shut == path.absolute() else shut
+    return f"{owner} can let you read {what}, with chmod -R g+rX or a umask of 0002"
 
 
 @contextmanager
