@@ -55,10 +55,9 @@ def commit(
     if not done.returncode:
         done = _dvc("commit", "--force", stage, project=project)
     if done.returncode:
-        why = reason(done.stderr)
-        keep = commit_command(stage, project)
         print(
-            f"DVC does not know this run yet ({why}); before the next dvc repro, run: {keep}",
+            f"DVC does not know this run yet ({reason(done.stderr)}); before the next dvc repro, "
+            f"run: {commit_command(stage, project)}",
             file=sys.stderr,
         )
         return False

@@ -8,7 +8,8 @@ from typing import Literal
 
 from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import share_weights, writing
+from g2rpo_core.foundation.files import writing
+from g2rpo_core.foundation.permissions import share_weights
 from g2rpo_core.inference.export import check_form, check_repo, write, write_card
 from g2rpo_core.inference.export import push as upload
 from g2rpo_core.inference.runs import find_weights

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from g2rpo_core.foundation.errors import UserError, attempt
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.layout import hint_for
-from g2rpo_core.foundation.texts import steering, visible
+from g2rpo_core.foundation.permissions import who_may
+from g2rpo_core.foundation.texts import reason, steering, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,18 +60,8 @@ def reading(path: Path, hint: str | None = None) -> Iterator[None]:
         if any(_means(error, *what) for what in (NO_FILES, NO_MEMORY)):
             raise
         # To make it again would not change whose it is
-        hint = _who_may(error, path) if isinstance(error, PermissionError) else hint
+        hint = who_may(error, path) if isinstance(error, PermissionError) else hint
         raise UserError(complaint(path, _reason(error), hint)) from error
-
-
-def _who_may(error: PermissionError, path: Path) -> str:
-    """Say who can let this user read a file or folder: the owner of it or of one above it."""
-    file = Path(error.filename or path).absolute()
-    above = [folder for folder in reversed(file.parents) if not os.access(folder, os.X_OK)]
-    shut = (*above, file)[0]
-    owner = attempt(shut.owner, (OSError, KeyError))[0] or "its owner"
-    what = "it" if shut == path.absolute() else shut
-    return f"{owner} can let you read {what}, with chmod -R g+rX or a umask of 0002"
 
 
 @contextmanager
@@ -181,11 +172,10 @@ def _reason(error: BaseException) -> str:
         errno.ELOOP,
     ):
         return f"cannot be read ({error.strerror})"
-    text = str(error)
+    text = " ".join(str(error).split()) or type(error).__name__
     if "Traceback (most recent call last)" in text:  # torch's, of all processes
-        text = text.strip().splitlines()[-1]
-    words = " ".join(text.split())[:LONGEST] or type(error).__name__
-    return f"cannot be read: it is damaged or not what its name says ({words})"
+        text = reason(str(error))
+    return f"cannot be read: it is damaged or not what its name says ({text[:LONGEST]})"
 
 
 def whole(path: Path) -> Path:
@@ -213,16 +203,6 @@ def write_whole(path: Path, data: bytes | str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def share_weights(folder: Path) -> None:
-    """Let those who may read a new folder read its weights; safetensors writes for the owner alone.
-
-    The umask has decided the folders' modes. Only of what was just written: a hard link's mode is
-    that of all its names.
-    """
-    for file in (path for path in folder.rglob("*.safetensors") if not path.is_symlink()):
-        file.chmod(file.parent.stat().st_mode & 0o666)
 
 
 def sync_folder(folder: Path) -> None:

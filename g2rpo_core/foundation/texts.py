@@ -27,11 +27,11 @@ def reason(output: str) -> str:
     """
     lines = [
         line
-        for line in map(str.strip, output.splitlines())
+        for line in map(str.strip, ("it wrote nothing\n" + output).splitlines())
         if line and not line.startswith("Having any troubles?")
     ]
-    said = [line for line in lines if REASON.match(line)] or lines or ["it wrote nothing"]
-    return visible(REASON.sub("", said[-1], count=1))[:300]
+    said = next(filter(REASON.match, reversed(lines)), lines[-1])
+    return visible(REASON.sub("", said, count=1))[:300]
 
 
 def steering(text: str) -> str | None:

@@ -28,7 +28,8 @@ from huggingface_hub.errors import (
 from safetensors.torch import save_file
 
 from g2rpo_core.foundation.errors import TransientError, UserError
-from g2rpo_core.foundation.files import is_full, read_json, share_weights, write_whole
+from g2rpo_core.foundation.files import is_full, read_json, write_whole
+from g2rpo_core.foundation.permissions import share_weights
 from g2rpo_core.hub.model_store import LOCK, describe_files, safe_folder, write_lock
 from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedModel
 

@@ -21,8 +21,8 @@ from g2rpo_core.data.embeddings import DTYPES, Conditioning
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import share_weights
 from g2rpo_core.foundation.layout import hint_for
+from g2rpo_core.foundation.permissions import share_weights
 from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.models.loading import (
     allocate,

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_json, share_weights, write_json
+from g2rpo_core.foundation.files import read_json, write_json
+from g2rpo_core.foundation.permissions import share_weights
 from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.foundation.runs import hash_of_folder
 from g2rpo_core.hub.model_store import describe_files

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 from g2rpo_core.foundation.claims import one_at_a_time, take
-from g2rpo_core.foundation.files import share_weights, write_whole
+from g2rpo_core.foundation.files import write_whole
+from g2rpo_core.foundation.permissions import share_weights
 
 Path("made", "part").mkdir(parents=True)
 save_file({"a": np.zeros(2)}, "made/part/weights.safetensors")
