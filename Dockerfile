@@ -2,7 +2,7 @@
 # docker build --tag g2rpo .                           # for driver 580 or newer; torch brings CUDA's libraries
 # docker build --build-arg TORCH=cu126 --tag g2rpo .   # for driver 525 or newer
 # docker build --build-arg BASE=nvidia/cuda:12.8.1-runtime-ubuntu24.04 --tag g2rpo .
-ARG BASE=python:3.11.9-slim-bookworm
+ARG BASE=python:3.11.9-slim-bookworm@sha256:8fb099199b9f2d70342674bd9dbccd3ed03a258f26bbd1d556822c6dfc60c317
 FROM ${BASE}
 ARG UID=1000
 
@@ -17,16 +17,15 @@ USER ${UID}
 WORKDIR /g2rpo
 ENV PATH=/opt/g2rpo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 DVC_NO_ANALYTICS=1 DO_NOT_TRACK=1
 
-# The packages, before the code: a change of the code installs none again. torch comes first, in the build that is named
-COPY --chown=${UID} requirements.lock ./
-COPY --chown=${UID} tools/fit_torchvision.py tools/activate_environment.py tools/
+# The packages, each file with a hash of its lock, before the code: a change of the code installs none again
+COPY --chown=${UID} requirements*.lock ./
+COPY --chown=${UID} tools/__init__.py tools/environment.py tools/fit_torchvision.py tools/activate_environment.py tools/
+COPY --chown=${UID} g2rpo_core/__init__.py g2rpo_core/
+COPY --chown=${UID} g2rpo_core/numerics/__init__.py g2rpo_core/numerics/driver.py g2rpo_core/numerics/
+COPY --chown=${UID} g2rpo_core/foundation/__init__.py g2rpo_core/foundation/texts.py g2rpo_core/foundation/
 ARG TORCH=cu130
 RUN python3 -m venv /opt/g2rpo \
- && pip install "$(grep ^torch== requirements.lock)+${TORCH}" "$(grep ^torchvision== requirements.lock)" \
-      --extra-index-url https://download.pytorch.org/whl/${TORCH} \
- && pip install --requirement requirements.lock \
- && python tools/fit_torchvision.py \
- && python tools/activate_environment.py
+ && TORCH=${TORCH} python3 -m tools.environment install /opt/g2rpo
 
 COPY --chown=${UID} . .
 RUN pip install --no-deps --no-build-isolation --editable .

@@ -4,6 +4,7 @@
 PYTHON ?= python3
 # auto, cpu, cu126 or another of PyTorch's builds, or pip for the one that pip finds
 TORCH ?= auto
+TOOLS := .cache/tools/bin
 BIN := .venv/bin
 # One worker per core; tests of a file stay together because they share fixtures.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
@@ -13,7 +14,7 @@ export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help env has-env reproduce verify compare gpu-first check lint fast format docs docs-serve rehearse test test-slow test-engines test-portable clean
+.PHONY: help env has-env reproduce verify compare gpu-first check lint fast format docs docs-serve rehearse test test-slow test-engines test-portable lock bom clean
 
 help: ## list the targets, and the first things to try
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-13s %s\n' "$$name" "$$text"; done
@@ -78,6 +79,17 @@ test-engines: env ## more machines, kills, rehearsals and engines of the kinds t
 
 test-portable: env ## compare with emulated processors of two vendors (QEMU): operations, fits, a GRPO iteration, an evaluation (hours)
 	$(BIN)/python -m tools.foreign_processors
+
+lock: $(TOOLS)/ready ## resolve the locks again, with the hashes of all files; a version stays while it fits
+	@bash tools/lock.sh
+
+bom: env $(TOOLS)/ready ## write what is installed as bom.json, a bill of materials (CycloneDX)
+	@$(TOOLS)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file bom.json .venv/bin/python
+
+# uv and cyclonedx-py, in an environment of their own: their packages are not those of the code
+$(TOOLS)/ready: requirements-tools.lock
+	@rm -rf .cache/tools && $(PYTHON) -m venv .cache/tools
+	@$(TOOLS)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-tools.lock && touch $@
 
 clean: ## remove the environment and everything that the pipeline makes; asks first where no cache has a run
 	@CONFIRM=$(CONFIRM) $(PYTHON) -m tools.clean

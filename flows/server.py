@@ -45,8 +45,14 @@ def claim_home() -> Iterator[Path]:
     this checkout.
     """
     home = Path(os.environ.setdefault("PREFECT_HOME", str(HOME.absolute())))
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (home / "serve.lock").open("a") as lock:
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (home / "serve.lock").open("a")
+    except OSError as error:
+        raise UserError(
+            f"{home}: cannot be written ({error.strerror}): set PREFECT_HOME to a folder of yours"
+        ) from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -182,7 +188,11 @@ def start_server(port: int) -> subprocess.Popen:
     # Its own process group: Ctrl-C ends the flows first, while the server still accepts their last
     # states
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        umask=0o077,  # its database is nobody else's, wherever its home is
     )
 
 

@@ -22,6 +22,7 @@ from dvc.repo import Repo, lock_repo
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json, reading
 from g2rpo_core.foundation.runs import stages_in
+from g2rpo_core.foundation.texts import reason
 from pipeline.graph import explain
 
 
@@ -64,7 +65,7 @@ def committed_stages() -> dict[str, dict]:
     done = subprocess.run(["git", "show", "HEAD:./dvc.lock"], capture_output=True, text=True)
     if done.returncode:
         raise UserError(
-            f"{Path.cwd()}: no committed dvc.lock to compare with: {done.stderr.strip()}"
+            f"{Path.cwd()}: no committed dvc.lock to compare with: {reason(done.stderr)}"
         )
     return stages_in(done.stdout, Path("HEAD:dvc.lock"))
 

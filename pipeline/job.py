@@ -22,7 +22,7 @@ from g2rpo_core.estimate.machines import GPUS_OF_A_NODE
 from g2rpo_core.foundation.errors import STATUS_FOLDER, UserError
 from g2rpo_core.foundation.manifest import write_sealed
 from g2rpo_core.foundation.runs import BASE, run_name
-from g2rpo_core.foundation.texts import echo
+from g2rpo_core.foundation.texts import echo, reason
 from pipeline.jobs import JOBS, SUBMITTED, queued, submitted
 from stages.dvc import update_profile
 from stages.entry import ends_in_one_line
@@ -141,9 +141,7 @@ def campaign(args: argparse.Namespace) -> tuple[str, list[Job]]:
             f"launch: params.yaml has profile {wanted.profile}, not {args.profile}: name it there"
         )
     if (done := update_profile()).returncode:
-        raise UserError(
-            f"launch: dvc repro profile: {(done.stderr.strip().splitlines() or ['failed'])[-1]}"
-        )
+        raise UserError(f"launch: dvc repro profile: {reason(done.stderr)}")
     stale: set[str] = set()
     for name, stage in read_graph().items():
         if stage.changed or stale & set(stage.needs):
@@ -281,7 +279,7 @@ def submit(file: Path, after: list[str]) -> str:
         ["sbatch", "--parsable", *needs, str(file)], capture_output=True, text=True
     )
     if done.returncode:
-        raise UserError(f"launch: sbatch {file}: {done.stderr.strip()}")
+        raise UserError(f"launch: sbatch {file}: {reason(done.stderr)}")
     return done.stdout.strip().split(";")[0]
 
 

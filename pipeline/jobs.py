@@ -9,7 +9,7 @@ from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import read_sealed
-from g2rpo_core.foundation.texts import echo, visible
+from g2rpo_core.foundation.texts import echo, reason, visible
 from stages.entry import ends_in_one_line
 
 JOBS = Path(".cache", "jobs")
@@ -46,7 +46,7 @@ def queued() -> dict[str, str]:
     except FileNotFoundError:
         raise UserError("there is no squeue on this machine: go to one of the cluster") from None
     if done.returncode:
-        raise UserError(f"squeue: {done.stderr.strip()}")
+        raise UserError(f"squeue: {reason(done.stderr)}")
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     return {
         number: state.lower() + (f" ({why})" if why != "None" else "")

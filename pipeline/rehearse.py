@@ -37,7 +37,7 @@ from g2rpo_core.estimate.machines import (
     checked_machines,
 )
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.texts import echo
+from g2rpo_core.foundation.texts import echo, reason
 from stages.entry import ends_in_one_line
 
 # imports torch and diffusers, which would slow down --help
@@ -334,8 +334,7 @@ def how_it_ended(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         return f"by {name}" + (": this machine may lack memory" if name == "SIGKILL" else "")
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return f"with status {done.returncode}: {lines[-1] if lines else 'it wrote nothing'}"
+    return f"with status {done.returncode}: {reason(done.stderr)}"
 
 
 def summary(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from g2rpo_core.foundation.errors import attempt
+from g2rpo_core.foundation.texts import reason
 from stages.paths import RunPaths
 
 if TYPE_CHECKING:  # DVC is an extra
@@ -54,10 +55,9 @@ def commit(
     if not done.returncode:
         done = _dvc("commit", "--force", stage, project=project)
     if done.returncode:
-        why = done.stderr.strip().split("\n")[-1]
-        keep = commit_command(stage, project)
         print(
-            f"DVC does not know this run yet ({why}); before the next dvc repro, run: {keep}",
+            f"DVC does not know this run yet ({reason(done.stderr)}); before the next dvc repro, "
+            f"run: {commit_command(stage, project)}",
             file=sys.stderr,
         )
         return False

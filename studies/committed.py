@@ -17,6 +17,7 @@ from g2rpo_core.config import Study
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.foundation.runs import read_lock, run_name
+from g2rpo_core.foundation.texts import reason
 
 # Of the main project, or a base's own
 INPUTS = ("../../models/", "../../embeddings/", "models", "embeddings")
@@ -64,7 +65,7 @@ def read_committed(path: Path) -> pd.DataFrame:
     """Read the last commit's runs.txt; UserError outside a checkout, or if none is committed."""
     done = subprocess.run(["git", "show", f"HEAD:./{path}"], capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"{path}: nothing committed to compare with: {done.stderr.strip()}")
+        raise UserError(f"{path}: nothing committed to compare with: {reason(done.stderr)}")
     return pd.read_csv(io.StringIO(done.stdout), sep=" ", index_col="run", dtype=str)
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tools.environment import HOME, LINK, ROOT, Failure, alone
 
-MADE = ("models", "prompts", "published", "embeddings")  # their stages make or download them again
+# What their stages, and `make lock`, make or download again
+MADE = ("models", "prompts", "published", "embeddings", ".cache/tools")
 OF_STUDIES = [
     f"studies/*/{home}{name}" for home in ("", "base-*/") for name in ("runs", "evaluations")
 ]

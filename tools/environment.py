@@ -1,6 +1,8 @@
-"""Build the environment `.venv` that requirements.lock pins, or say that it is older.
+"""Build the environment `.venv` that requirements*.lock pin, or say that it is older.
 
-`make env` and `make check` start this.
+`make env` and `make check` start this; the Dockerfile has `install` fill a folder of its own. Each
+file that pip takes must have a hash of its lock. The exception is a build of torch that has no
+lock (`locked`): pip compares it with the hash that PyTorch's index publishes.
 
 `.venv` is a link to `.cache/environments/KEY`, where KEY is a hash of everything that decides what
 is installed. A new environment is built in its own folder and the link is exchanged last, so the
@@ -32,6 +34,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from g2rpo_core.foundation.texts import reason
 from g2rpo_core.numerics import driver
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +42,12 @@ LINK = ROOT / ".venv"
 HOME = ROOT / ".cache" / "environments"
 LOG = HOME / "build.log"
 CHOICE = HOME / "choice.mk"
-LOCKS = ("requirements.lock", "requirements-parity.lock")
+LOCK = "requirements.lock"
+BUILD_LOCK = "requirements-build.lock"  # what builds a package that has no wheel
+PYPI_TORCH = "requirements-torch.lock"  # torch as PyPI has it, with CUDA's libraries
+CPU_TORCH = "requirements-torch-cpu.lock"  # from PyTorch's own index
+PARITY_LOCK = "requirements-parity.lock"
+LOCKS = (LOCK, BUILD_LOCK, PYPI_TORCH, CPU_TORCH, PARITY_LOCK)
 # PyTorch's own index, which has its builds: cpu, cu126, cu130, …
 TORCH_INDEX = "https://download.pytorch.org/whl/{build}"
 ANSWERS_WITHIN = 10  # seconds
@@ -58,10 +66,19 @@ class Failure(Exception):
     """An error that says in one line what is wrong and what to do."""
 
 
+class WrongHash(Failure):
+    """A file is not the one that the lock names; no other source takes its place."""
+
+
 def main() -> None:
-    """Run `build` or `check`, the first argument."""
+    """Run `build`, `check` or `install FOLDER`, the arguments."""
     try:
-        {"build": build, "check": check}[sys.argv[1]]()
+        if sys.argv[1] == "install":
+            HOME.mkdir(parents=True, exist_ok=True)
+            LOG.write_text("")
+            install_packages(Path(sys.argv[2]))
+        else:
+            {"build": build, "check": check}[sys.argv[1]]()
     except (Failure, OSError) as problem:
         sys.exit(f"error: {problem}")
     except KeyboardInterrupt:
@@ -203,76 +220,87 @@ def package() -> str:
 def install(folder: Path) -> None:
     """Install everything at its pinned version.
 
-    torch comes first, so that the others take it as it is. Last come the published scorers that
-    tests compare with: their own pins contradict each other, so they are installed without
-    dependencies.
+    Last come the published scorers that tests compare with: their own pins contradict each other.
     """
     LOG.write_text("")
     run("a new environment", sys.executable, "-m", "venv", str(folder))
-    pins = [
-        line
-        for line in (ROOT / LOCKS[0]).read_text().splitlines()
-        if line.startswith(("torch==", "torchvision=="))
-    ]
-    if pins:
-        install_torch(folder, pins)
-    pip(folder, "the pinned packages (some minutes)", "-r", LOCKS[0])
-    pip(folder, "the published scorers", "--no-deps", "-r", LOCKS[1])
-    for fitting in FITTINGS[0 if pins else 1 :]:
-        run(fitting, str(folder / "bin" / "python"), fitting)
+    install_packages(folder)
+    pip(folder, "the published scorers", *checked(PARITY_LOCK))
     run("bytecode", str(folder / "bin" / "python"), "-c", COMPILE)
     install_package(folder)
 
 
-def install_torch(folder: Path, pins: list[str]) -> None:
-    """Install torch and torchvision in the chosen build.
+def install_packages(folder: Path) -> None:
+    """Install into an environment what the package needs, and torch in the chosen build."""
+    pip(folder, "what builds packages", *checked(BUILD_LOCK))
+    # The locked backend builds what has no wheel: pip would fetch one that nobody has pinned
+    pip(folder, "the pinned packages (some minutes)", "--no-build-isolation", *checked(LOCK))
+    pins = re.findall(
+        r"^(torch|torchvision)===([^\s\\]+)", (ROOT / PYPI_TORCH).read_text(), re.MULTILINE
+    )
+    if pins:
+        install_torch(folder, dict(pins))
+    # Nothing asked for what a package needs: each lock must have all of it
+    run("what the packages need", str(folder / "bin" / "python"), "-m", "pip", "check")
+    for fitting in FITTINGS[0 if pins else 1 :]:
+        run(fitting, str(folder / "bin" / "python"), fitting)
 
-    pins: `torch==…` and `torchvision==…`.
 
-    Of torchvision pip takes the build of the same index, whose version stands above the one without
-    a name.
-    """
+def checked(lock: str) -> tuple[str, ...]:
+    """Return pip's words for all of a lock and nothing else, with each file's hash compared."""
+    return ("--no-deps", "--require-hashes", "-r", lock)
+
+
+def install_torch(folder: Path, pins: dict[str, str]) -> None:
+    """Install torch and torchvision in the chosen build; pins: their versions."""
     build, must = choose_torch()
-    torch, *rest = sorted(pins)
-    left = list(sources(torch, build, must))
+    what = f"torch=={pins['torch']}{'' if build == 'pip' else f'+{build}'}"
+    left = list(sources(pins, build, must))
     while left:
-        pin, index = left.pop(0)
+        words = left.pop(0)
         try:
-            pip(folder, pin, pin, *rest, *(("--extra-index-url", index) if index else ()))
+            pip(folder, what, *words)
             break
+        except WrongHash:
+            raise
         except Failure:
             if not left:
                 raise
     # Say which build it is
     python = [str(folder / "bin" / "python"), "-c", "import torch; print(torch.__version__)"]
     version = subprocess.run(python, capture_output=True, text=True, check=True).stdout.strip()
-    if must and build != "pip" and not version.endswith(f"+{build}"):
+    if must and build not in ("pip", locked()) and not version.endswith(f"+{build}"):
         raise Failure(f"TORCH={build}: pip installed torch {version} instead; .venv is as it was")
     more = (
         ", because no index has the CPU build for this Python: 3 GB more"
-        if build == "cpu" and "+cu" in version
+        if build == "cpu" and "+cpu" not in version
         else ""
     )
     print(f"environment: that is torch {version}{more}", flush=True)
 
 
-def sources(torch: str, build: str, must: bool) -> Iterator[tuple[str, str | None]]:
-    """Yield requirements to try in turn, each with the index beside pip's own.
-
-    torch: `torch==…`.
+def sources(pins: dict[str, str], build: str, must: bool) -> Iterator[tuple[str, ...]]:
+    """Yield pip's words for a build of torch, to try in turn.
 
     Where another build will do, an index that does not answer is left out, because pip would wait
     for it for minutes.
     """
-    index = TORCH_INDEX.format(build=build)
-    if build == "pip":
-        yield torch, None
-        return
-    if build == driver.FROM_PYPI and platform.machine() == "x86_64":
-        yield torch.replace("==", "==="), None  # the version without a name
-    yield f"{torch}+{build}", index if must or answers(index) else None
+    url = TORCH_INDEX.format(build=build)
+    index = ("--extra-index-url", url)
+    if build in ("pip", locked()):
+        yield checked(PYPI_TORCH)
+    elif build == "cpu":
+        yield (*checked(CPU_TORCH), *(index if must or answers(url) else ()))
+    else:
+        print(f"environment: no lock has torch+{build}; the hashes are those of {url}", flush=True)
+        yield (f"torch=={pins['torch']}+{build}", f"torchvision=={pins['torchvision']}", *index)
     if not must:
-        yield torch, None
+        yield checked(PYPI_TORCH)
+
+
+def locked() -> str | None:
+    """Return the build that PyPI has for this machine, which PYPI_TORCH locks, if it has a name."""
+    return driver.FROM_PYPI if platform.machine() == "x86_64" else None
 
 
 def answers(index: str) -> bool:
@@ -307,12 +335,13 @@ def run(what: str, *command: str) -> None:
         start = log.tell()
         if subprocess.run(command, cwd=ROOT, stdout=log, stderr=log).returncode:
             log.seek(start)
-            lines = [line.strip() for line in log if line.strip()]
-            why = next(
-                (line for line in reversed(lines) if line.startswith(("ERROR", "OSError"))),
-                (lines or ["no message"])[-1],
-            )
-            raise Failure(
+            said = log.read()
+            other = re.search(r"DO NOT MATCH THE HASHES.*\n\s*(\S+)", said)
+            if other:  # pip's own line names no package
+                why = f"{other[1]} is not the file whose hash the lock has: was it changed?"
+            else:
+                why = reason(said)
+            raise (WrongHash if other else Failure)(
                 f"{what} could not be installed ({why}); .venv is as it was; "
                 f"see {LOG.relative_to(ROOT)}, then: make env"
             )

@@ -25,6 +25,7 @@ from ruamel.yaml import YAML
 from g2rpo_core.config import load_profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import sha256
+from g2rpo_core.foundation.texts import reason
 from g2rpo_core.hub.model_store import write_lock
 from g2rpo_core.numerics import portable
 from g2rpo_core.numerics.pins import PINS, are_set, read_processor
@@ -108,8 +109,7 @@ def find_emulator() -> str:
             done = subprocess.run(["bash", "-c", command], cwd=QEMU, capture_output=True, text=True)
             if done.returncode:
                 raise UserError(
-                    f"{command}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}: "
-                    "install QEMU's user mode, qemu-user-static"
+                    f"{command}: {reason(done.stderr)}: install QEMU's user mode, qemu-user-static"
                 )
     return str(found.resolve())
 

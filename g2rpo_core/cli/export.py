@@ -9,6 +9,7 @@ from typing import Literal
 from g2rpo_core.config import load_profile, load_run, profile_path
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import writing
+from g2rpo_core.foundation.permissions import share_weights
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.inference.export import check_form, check_repo, write, write_card
 from g2rpo_core.inference.export import push as upload
@@ -59,10 +60,8 @@ def export(
             file = write(
                 models, trained, folder.name.removesuffix(".safetensors"), form, aside, dtype
             )
-            card = write_card(aside, profile, base, folder, form, file, push)
-            # Weights are written as for their owner alone
-            for each in filter(Path.is_file, aside.rglob("*")):
-                each.chmod(card.stat().st_mode)
+            write_card(aside, profile, base, folder, form, file, push)
+            share_weights(aside)
             aside.replace(out.resolve())
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -19,7 +19,7 @@ import torch
 
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup, join, num_processes
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, UserError
-from g2rpo_core.numerics.processes import LAUNCHER, die_with_parent
+from g2rpo_core.numerics.parent import LAUNCHER, die_with_parent
 
 STATUS = 128 + signal.SIGTERM
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.numerics.cuda import prepare
-from g2rpo_core.numerics.processes import LAUNCHER, die_with_parent
+from g2rpo_core.numerics.parent import LAUNCHER, die_with_parent
 
 # As a setting: how many, or one for each GPU
 Processes = Annotated[int, Field(gt=0, le=10**6)] | Literal["auto"]

@@ -58,7 +58,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
     The file is made with its folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _flock(handle, fcntl.LOCK_EX)
         yield
@@ -69,7 +69,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 def _open(path: Path, flags: int) -> int:
     if path in _held:  # by an earlier start in this process
         os.close(_held.pop(path))
-    return _held.setdefault(path, os.open(path, flags, 0o644))
+    return _held.setdefault(path, os.open(path, flags, 0o666))
 
 
 def _flock(handle: int, how: int) -> None:

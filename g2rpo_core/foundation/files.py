@@ -23,7 +23,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.layout import hint_for
-from g2rpo_core.foundation.texts import steering, visible
+from g2rpo_core.foundation.permissions import who_may
+from g2rpo_core.foundation.texts import reason, steering, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +62,8 @@ def reading(path: Path, hint: str | None = None) -> Iterator[None]:
         # Nothing is wrong with the file
         if any(_means(error, *what) for what in (NO_FILES, NO_MEMORY)):
             raise
+        # To make it again would not change whose it is
+        hint = who_may(error, path) if isinstance(error, PermissionError) else hint
         raise UserError(complaint(path, _reason(error), hint)) from error
 
 
@@ -85,7 +88,13 @@ def writing(path: Path) -> Iterator[None]:
 # languages, which have no number
 FULL = (
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-    ("No space left on device", "os error 28", "Disk quota exceeded", "File too large"),
+    (
+        "No space left on device",
+        "os error 28",
+        "Disk quota exceeded",
+        "File too large",
+        "unexpected pos ",  # torch's writer of zip files, which hides the system's error
+    ),
 )
 NO_FILES = ((errno.EMFILE, errno.ENFILE), ("Too many open files",))
 NO_MEMORY = ((errno.ENOMEM,), ("can't allocate memory", "out of memory"))
@@ -166,11 +175,10 @@ def _reason(error: BaseException) -> str:
         errno.ELOOP,
     ):
         return f"cannot be read ({error.strerror})"
-    text = str(error)
+    text = " ".join(str(error).split()) or type(error).__name__
     if "Traceback (most recent call last)" in text:  # torch's, of all processes
-        text = text.strip().splitlines()[-1]
-    words = " ".join(text.split())[:LONGEST] or type(error).__name__
-    return f"cannot be read: it is damaged or not what its name says ({words})"
+        text = reason(str(error))
+    return f"cannot be read: it is damaged or not what its name says ({text[:LONGEST]})"
 
 
 def whole(path: Path) -> Path:

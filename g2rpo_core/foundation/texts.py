@@ -17,6 +17,25 @@ FEW = 3  # names, numbers or words that a line shows
 MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~$])")
 
 
+# How a line begins that says why a program failed
+REASON = re.compile(r"(?:ERROR|error|fatal):?\s+|(?=OSError)")
+
+
+def reason(output: str) -> str:
+    """Return in one line why a program failed, by what it wrote.
+
+    That is its last line that begins with ERROR or error, without this word, else the last one that
+    is neither blank nor DVC's advertisement.
+    """
+    lines = [
+        line
+        for line in map(str.strip, ("it wrote nothing\n" + output).splitlines())
+        if line and not line.startswith("Having any troubles?")
+    ]
+    said = next(filter(REASON.match, reversed(lines)), lines[-1])
+    return visible(REASON.sub("", said, count=1))[:300]
+
+
 def steering(text: str) -> str | None:
     """Return the first character that controls how text is shown; None if there is none.
 

@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.foundation.files import is_full, read_json, write_whole
 from g2rpo_core.foundation.manifest import describe_files
+from g2rpo_core.foundation.permissions import share_weights
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import LOCK, safe_folder, write_lock
 from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedModel
@@ -330,6 +331,7 @@ def convert_pickles(
                 save_file(read_pickled(path), new.with_suffix(".safetensors"))
             elif path.suffix not in PICKLED and (plain := _without_variant(path, variant)):
                 new.with_name(plain).symlink_to(path.resolve())
+        share_weights(made)
         write_lock(made, describe_files(made))
         try:
             os.rename(made, target)

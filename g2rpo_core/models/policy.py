@@ -22,6 +22,7 @@ from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.layout import hint_for
+from g2rpo_core.foundation.permissions import share_weights
 from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.models.loading import (
     allocate,
@@ -284,14 +285,15 @@ class Policy:
                     tensors, file, metadata=metadata
                 ),
             )
-            return
-        # Write a model of the same configuration: the trained one may be sharded or compiled
-        with torch.device("meta"):
-            whole = self.architecture.transformer.from_config(self.transformer.config)
-        # Whole on every process
-        buffers = {name: buffer.cpu() for name, buffer in self.transformer.named_buffers()}
-        whole.load_state_dict(weights | buffers, assign=True)
-        whole.save_pretrained(folder / "transformer")
+        # Or a model of the same configuration: the trained one may be sharded or compiled
+        else:
+            with torch.device("meta"):
+                whole = self.architecture.transformer.from_config(self.transformer.config)
+            # Whole on every process
+            buffers = {name: buffer.cpu() for name, buffer in self.transformer.named_buffers()}
+            whole.load_state_dict(weights | buffers, assign=True)
+            whole.save_pretrained(folder / "transformer")
+        share_weights(folder)
 
     def noise(self, generator: torch.Generator, count: int | None = None) -> torch.Tensor:
         """Draw standard normal latents [...] as the transformer takes them, or [count, ...]."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from g2rpo_core.foundation.texts import echo
+from g2rpo_core.foundation.texts import echo, reason
 from g2rpo_core.numerics import portable
 from g2rpo_core.numerics.pins import PINS, processor_problem
 
@@ -40,9 +40,7 @@ def check_machine() -> str:
         return f"portable numerics: {problem}; results here have other bits than the committed ones"
     command = [sys.executable, "-m", "g2rpo_core.numerics.probe"]
     done = subprocess.run(command, env=os.environ | PINS, capture_output=True, text=True)
-    found = (
-        done.stdout.strip() or f"failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
-    )
+    found = done.stdout.strip() or f"failed: {reason(done.stderr)}"
     if found == COMMITTED:
         return f"portable numerics: this machine computes the committed bits (probe {found})"
     return (

@@ -1,17 +1,13 @@
-"""Tie a process to the one that started it, and find the device that it works on."""
+"""Find the device that a process works on, and describe the machine."""
 
-import ctypes
 import os
 import platform
-import signal
-import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 
 import torch
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.texts import echo
 from g2rpo_core.numerics.cuda import prepare, why_none
 from g2rpo_core.numerics.pins import read_processor
 from g2rpo_core.numerics.portable import in_use
@@ -20,29 +16,6 @@ PACKAGES = ("torch", "numpy", "transformers", "diffusers")
 INSTRUCTIONS = ("avx2", "fma", "avx512f")  # by which sums run in another order
 # Our names -> Linux's, in /proc/cpuinfo
 NUMBERS = {"vendor": "vendor_id", "family": "cpu family", "model": "model"}
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# In the environment of processes that this project's launcher started: its number
-LAUNCHER = "G2RPO_LAUNCHER"
-
-
-def die_with_parent(parent: int | None = None) -> None:
-    """Make this process, on Linux, die when its parent ends, however that ends.
-
-    Otherwise it would hang and keep its memory. parent: the process that must be its parent; None:
-    whichever is, such as a shell, srun, mpirun or a container's first process. If the parent ended
-    before this call, the system has given this process another one: it says so, and ends with
-    status 1.
-    """
-    if sys.platform == "linux":
-        parent = parent or os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            echo(
-                f"error: process {os.getpid()} ends, because its launcher, process {parent}, "
-                "has ended",
-                file=sys.stderr,
-            )
-            os._exit(1)
 
 
 def device_of(word: str | None) -> torch.device:

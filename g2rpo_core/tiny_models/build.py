@@ -17,12 +17,13 @@ import torch
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import describe_files, find_whole, write_manifest
+from g2rpo_core.foundation.permissions import share_weights
 from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.numerics.cuda import prepare, why_none
+from g2rpo_core.numerics.parent import die_with_parent
 from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.numerics.portable import in_use, use
-from g2rpo_core.numerics.processes import die_with_parent
 from g2rpo_core.rewards.image_reward import image_reward
 from g2rpo_core.rewards.similarity import clip_score, hps, pickscore
 from g2rpo_core.rewards.unified_reward import UnifiedRewardSettings, unified_reward
@@ -120,6 +121,7 @@ def _build(part: Path, settings: BuiltModels, name: str) -> dict:
     quality = (
         build_pipeline(part, settings) if name == PIPELINE else build_scorer(part, settings, name)
     )
+    share_weights(part)
     write_manifest(known, part, about=quality)
     return quality
 

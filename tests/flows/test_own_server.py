@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from flows.server import ACCESS, HOME, wait_until_healthy
+from flows.server import ACCESS, HOME, claim_home, wait_until_healthy
 from g2rpo_core.foundation.errors import UserError
 from tests.fixtures.loopback import Handler, loopback
 from tests.fixtures.waiting import HUNG, until
@@ -112,9 +112,20 @@ def test_a_page_of_another_address_may_not_ask(served):
         assert answer.headers.get("access-control-allow-origin") == allowed
 
 
+def test_a_home_that_cannot_be_written_is_named(monkeypatch):
+    monkeypatch.setenv("PREFECT_HOME", "/dev/null/prefect")
+    with (
+        pytest.raises(UserError, match="^/dev/null/prefect: cannot be written .* PREFECT_HOME"),
+        claim_home(),
+    ):
+        pass
+
+
 def test_the_key_is_in_a_file_of_this_user_that_opens_prefects_commands(served):
     file = served.folder / HOME / ACCESS
     assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    database = [path.stat().st_mode & 0o777 for path in file.parent.glob("prefect.db*")]
+    assert database and set(database) == {0o600}
     log = served.folder.with_name(f"{served.folder.name}.log").read_text()
     assert (
         str(HOME / ACCESS) in log and served.key.split(":")[1] not in log and len(served.key) > 40

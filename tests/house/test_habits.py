@@ -9,6 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.conftest import ROOT
+from tools import environment
 
 NAME = 80  # characters; a test's name is shorter
 LINES = 60  # of a function, from `def` to its end
@@ -70,15 +71,46 @@ def test_every_file_that_names_the_version_names_the_same():
 
 def test_every_package_that_pyproject_asks_for_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    locks = "".join(
-        (ROOT / name).read_text() for name in ("requirements.lock", "requirements-parity.lock")
-    )
-    pinned = {plain(line.partition("==")[0]) for line in locks.splitlines() if "==" in line}
+    pinned = {plain(name) for lock in environment.LOCKS for name, _, _ in pins(lock)}
     asked = [
         *project["dependencies"],
         *(each for extra in project["optional-dependencies"].values() for each in extra),
     ]
     assert {plain(re.match(r"[\w.-]+", each)[0]) for each in asked} <= pinned
+
+
+def pins(lock: str) -> list[tuple[str, str, int]]:
+    """Name, version and number of hashes of every entry of a lock."""
+    text = re.sub(r"(?m)^ *#.*\n", "", (ROOT / lock).read_text()).replace("\\\n", " ")
+    found = [
+        (name, version, len(re.findall(r"--hash=sha256:[0-9a-f]{64}(?= |$)", rest)))
+        for name, version, rest in re.findall(r"(?m)^([\w.-]+)===?([^\s;]+)(.*)$", text)
+    ]
+    assert len(found) == len(text.splitlines())  # nothing else, such as a range or an address
+    return found
+
+
+@pytest.mark.parametrize("lock", [*environment.LOCKS, "requirements-tools.lock"])
+def test_every_pin_of_a_lock_has_the_hashes_of_its_files(lock):
+    assert [name for name, _, hashes in pins(lock) if not hashes] == []
+
+
+def test_both_builds_of_torch_are_locked_at_the_same_versions():
+    pypi, cpu = (
+        {name: version.split("+")[0] for name, version, _ in pins(lock)}
+        for lock in (environment.PYPI_TORCH, environment.CPU_TORCH)
+    )
+    assert cpu == {name: pypi[name] for name in ("torch", "torchvision")}
+
+
+def test_what_workflows_take_from_elsewhere_is_named_by_a_commit():
+    used = [
+        line
+        for path in (ROOT / ".github").rglob("*.yml")
+        for line in path.read_text().splitlines()
+        if re.search(r"\b(uses|image|container):", line)
+    ]
+    assert used and all(re.search(r"uses: [\w/-]+@[0-9a-f]{40} # v\d", line) for line in used)
 
 
 def plain(name: str) -> str:

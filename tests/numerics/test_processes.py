@@ -13,7 +13,7 @@ from tests.fixtures.waiting import alive, until
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a parent's end")
 CHILD = (
-    "import time; from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(); "
+    "import time; from g2rpo_core.numerics.parent import die_with_parent; die_with_parent(); "
     "print('on', flush=True); time.sleep(600)"
 )
 PARENT = (
@@ -36,10 +36,26 @@ def test_a_process_ends_with_its_parent_however_that_ends():
 
 
 @ON_LINUX
+def test_a_worker_ends_with_its_launcher_before_it_has_imported_torch():
+    launcher = f"import os; os.environ['G2RPO_LAUNCHER'] = str(os.getpid()); {PARENT}"
+    worker = (
+        "import g2rpo_core, sys, time; print('torch' in sys.modules, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", launcher, worker], stdout=subprocess.PIPE, text=True
+    )
+    child = int(parent.stdout.readline())
+    assert parent.stdout.readline() == "False\n"
+    parent.kill()
+    parent.wait()
+    until(lambda: not alive(child))
+
+
+@ON_LINUX
 def test_a_process_that_any_program_started_goes_on():
     """A shell that exports WORLD_SIZE, srun, mpirun: no name of a parent is needed."""
     shell = (
-        f'"{sys.executable}" -c "from g2rpo_core.numerics.processes import die_with_parent; '
+        f'"{sys.executable}" -c "from g2rpo_core.numerics.parent import die_with_parent; '
         "die_with_parent(); print('on')\"; true"
     )
     ended = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
@@ -49,7 +65,7 @@ def test_a_process_that_any_program_started_goes_on():
 @ON_LINUX
 def test_a_process_whose_launcher_has_ended_says_so_and_ends():
     code = (
-        "from g2rpo_core.numerics.processes import die_with_parent; die_with_parent(99999999); "
+        "from g2rpo_core.numerics.parent import die_with_parent; die_with_parent(99999999); "
         "print('on')"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -144,3 +160,11 @@ def test_a_machine_is_described_by_what_its_results_depend_on():
         "diffusers",
     } <= machine.keys()
     assert machine["torch"] == torch.__version__ and machine["threads"] == torch.get_num_threads()
+
+
+def test_python_without_docstrings_is_refused_in_one_line():
+    command = [sys.executable, "-OO", "-m", "g2rpo_core.cli", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and re.fullmatch(
+        "error: PYTHONOPTIMIZE=2 .*: unset it\n", done.stderr
+    )

@@ -1,12 +1,15 @@
 """The rules that the Dockerfile keeps; it is read and not built."""
 
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
 from g2rpo_core.numerics import driver
 from tests.conftest import ROOT
-from tools.environment import TORCH_INDEX
+from tools import environment
 
 
 @pytest.fixture(scope="module")
@@ -18,44 +21,35 @@ def steps() -> list[tuple[str, str]]:
     ]
 
 
-def test_the_base_is_an_argument_whose_default_is_one_release(steps):
+def test_the_base_is_an_argument_whose_default_is_one_release_by_its_digest(steps):
     assert [words for name, words in steps if name == "FROM"] == ["${BASE}"]
-    assert re.fullmatch(r"BASE=python:3\.11\.\d+-slim-[a-z]+", steps[0][1]) and steps[0][0] == "ARG"
+    base = r"BASE=python:3\.11\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}"
+    assert re.fullmatch(base, steps[0][1]) and steps[0][0] == "ARG"
 
 
-def test_the_packages_are_the_locks_and_come_before_the_code(steps):
+def test_the_packages_are_the_locks_and_come_before_the_code(steps, tmp_path):
     copies = [number for number, (name, words) in enumerate(steps) if name == "COPY"]
     code = next(number for number in copies if steps[number][1].endswith(" . ."))
-    installs = [
+    (install,) = (
         number
         for number, (name, words) in enumerate(steps)
-        if name == "RUN" and "--requirement requirements.lock" in words
-    ]
-    assert (
-        any("requirements.lock" in steps[number][1] for number in copies if number < installs[0])
-        and installs[0] < code
+        if name == "RUN" and words.endswith("python3 -m tools.environment install /opt/g2rpo")
     )
-    allowed = (
-        "--requirement requirements.lock",
-        (
-            '"$(grep ^torch== requirements.lock)+${TORCH}" "$(grep ^torchvision== '
-            'requirements.lock)" '
-            "--extra-index-url https://download.pytorch.org/whl/${TORCH}"
-        ),
-        "--no-deps --no-build-isolation --editable .",
-    )
-    asked = [
-        asked.strip()
-        for name, words in steps
-        for asked in re.findall(r"pip install (.+?)(?=&&|$)", words)
-    ]
-    assert len(asked) == 3 and set(asked) == set(allowed)
-    assert ("ARG", f"TORCH={driver.FROM_PYPI}") in steps and TORCH_INDEX.format(
-        build="${TORCH}"
-    ) in allowed[1]
+    assert max(copies[:-1]) < install < code == copies[-1]
+    asked = [each for _, words in steps for each in re.findall(r"pip install (.+?)(?=&&|$)", words)]
+    assert asked == ["--no-deps --no-build-isolation --editable ."]
+    assert ("ARG", f"TORCH={driver.FROM_PYPI}") in steps
+    # What that command imports and reads is there
     for number in copies[:-1]:
-        for source in steps[number][1].split()[1:-1]:
-            assert (ROOT / source).is_file(), source
+        *sources, folder = steps[number][1].split()[1:]
+        for path in (path for source in sources for path in ROOT.glob(source)):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / folder)
+    command = [sys.executable, "-m", "tools.environment", "check"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "error: there is no environment; build it with: make env\n"
+    files = (*environment.LOCKS, *environment.FITTINGS)
+    assert all((tmp_path / name).is_file() for name in files)
 
 
 def test_nothing_runs_as_root_once_the_system_is_set_up(steps):

@@ -1,5 +1,6 @@
 """`make env` in a small checkout with a package and a build backend of its own: no network."""
 
+import hashlib
 import os
 import shutil
 import signal
@@ -12,9 +13,17 @@ import pytest
 
 from g2rpo_core.numerics import driver
 from tests.conftest import ROOT
+from tools import environment
 
 pytestmark = pytest.mark.pipeline
 TOOLS = ("__init__.py", "activate_environment.py", "environment.py", "fit_torchvision.py")
+CORE = (
+    "__init__.py",
+    "foundation/__init__.py",
+    "foundation/texts.py",
+    "numerics/__init__.py",
+    "numerics/driver.py",
+)
 PROJECT = """\
 [build-system]
 requires = []
@@ -67,18 +76,19 @@ class Checkout:
         (folder / "tools").mkdir(parents=True)
         for name in TOOLS:
             shutil.copy(ROOT / "tools" / name, folder / "tools")
-        (folder / "g2rpo_core" / "numerics").mkdir(parents=True)
-        for name in ("__init__.py", "numerics/__init__.py", "numerics/driver.py"):
+        for name in CORE:
+            (folder / "g2rpo_core" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / "g2rpo_core" / name, folder / "g2rpo_core" / name)
         shutil.copy(ROOT / "Makefile", folder)
         (folder / "wheels.py").write_text(WHEELS)
         (folder / "backend.py").write_text(BACKEND)
-        (folder / "requirements-parity.lock").write_text("")
-        self.pin("1.0")
-        self.name("1.0")
+        for name in environment.LOCKS:
+            (folder / name).write_text("")
         (folder / "index").mkdir()
         for version in ("1.0", "2.0", "3.0"):
             self.offer("pinned", version)
+        self.pin("1.0")
+        self.name("1.0")
 
     def offer(self, name: str, version: str) -> None:
         """Put a package into the index."""
@@ -87,7 +97,17 @@ class Checkout:
         scope["write_wheel"](self.folder / "index", name, version)
 
     def pin(self, version: str) -> None:
-        (self.folder / "requirements.lock").write_text(f"pinned=={version}\n")
+        self.lock("requirements.lock", f"pinned=={version}")
+
+    def lock(self, name: str, *pins: str) -> None:
+        """Write a lock with the hashes of the index; of what it has not, with a hash of nothing."""
+        lines = []
+        for pin in pins:
+            package, version = pin.replace("===", "==").split("==")
+            wheel = self.folder / "index" / f"{package}-{version}-py3-none-any.whl"
+            data = wheel.read_bytes() if wheel.exists() else b""
+            lines.append(f"{pin} \\\n    --hash=sha256:{hashlib.sha256(data).hexdigest()}\n")
+        (self.folder / name).write_text("".join(lines))
 
     def name(self, version: str) -> None:
         (self.folder / "pyproject.toml").write_text(PROJECT.format(version=version))
@@ -194,6 +214,18 @@ def test_an_install_that_fails_leaves_the_environment_as_it_was(built):
     assert checkout.installed("pinned") == "1.0"
 
 
+def test_a_file_with_another_hash_than_its_lock_is_not_installed(built):
+    checkout, _ = built
+    before, lock = checkout.link.resolve(), checkout.folder / "requirements.lock"
+    good = lock.read_text()
+    lock.write_text(good.replace(good.strip()[-64:], "0" * 64))
+    status, _, error = checkout.make("env")
+    assert status == 2 and len(error) == 1
+    assert "(pinned==1.0 is not the file whose hash the lock has: was it changed?)" in error[0]
+    lock.write_text(good)
+    assert checkout.link.resolve() == before and checkout.installed("pinned") == "1.0"
+
+
 def test_an_older_environment_is_named_and_used_but_not_built(built):
     checkout, _ = built
     before = checkout.link.resolve()
@@ -271,7 +303,8 @@ def with_torch(tmp_path_factory) -> Checkout:
         for build in ("", "+cpu", "+cu126"):
             checkout.offer(name, f"0.1{build}")
     checkout.offer("torch", "0.2")
-    (checkout.folder / "requirements.lock").write_text("torch==0.1\ntorchvision==0.1\n")
+    checkout.lock(environment.PYPI_TORCH, "torch===0.1", "torchvision===0.1")
+    checkout.lock(environment.CPU_TORCH, "torch==0.1+cpu", "torchvision==0.1+cpu")
     return checkout
 
 
@@ -285,12 +318,19 @@ def test_without_a_driver_the_cpu_build_is_installed_where_there_is_one(with_tor
     status, out, error = with_torch.make("env", PYTHON)
     assert (status, error) == (0, []) and "environment: that is torch 0.1+cpu\n" in out
     assert with_torch.installed("torch") == "0.1+cpu"
-    lock = with_torch.folder / "requirements.lock"
-    pins = lock.read_text()
-    lock.write_text("torch==0.2\ntorchvision==0.1\n")
+    locks = [with_torch.folder / name for name in (environment.PYPI_TORCH, environment.CPU_TORCH)]
+    pins = [lock.read_text() for lock in locks]
+    with_torch.lock(environment.PYPI_TORCH, "torch===0.2", "torchvision===0.1")
+    with_torch.lock(environment.CPU_TORCH, "torch==0.2+cpu", "torchvision==0.1+cpu")
     status, out, error = with_torch.make("env", PYTHON)
-    lock.write_text(pins)
     assert (status, error) == (0, []) and with_torch.installed("torch") == "0.2"
+    # A file that is there and another than the lock's is no reason to take another build
+    with_torch.lock(environment.CPU_TORCH, "torch==0.1+cpu", "torchvision==0.1+cpu")
+    locks[1].write_text(locks[1].read_text().replace("sha256:", "sha256:0000", 1)[:-5] + "\n")
+    status, out, error = with_torch.make("env", PYTHON)
+    for lock, text in zip(locks, pins):
+        lock.write_text(text)
+    assert status == 2 and "torch==0.1+cpu" in error[0] and "was it changed?" in error[0]
 
 
 def test_another_build_is_another_environment_and_is_kept_until_the_next_choice(with_torch):
