@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import pandas as pd
@@ -22,7 +22,9 @@ from g2rpo_core.foundation.texts import (
     visible,
 )
 from g2rpo_core.inference.pictures import INDEX, settings_of
-from g2rpo_core.rewards.preprocess import OPEN, read_image
+from g2rpo_core.rewards.limits import OPEN
+from g2rpo_core.rewards.preprocess import read_image
+from g2rpo_core.rewards.registry import REWARDS
 from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
@@ -202,11 +204,13 @@ def _own_prompt(path: Path) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
-def check_images(folder: Path, files: list[str]) -> list[int]:
-    """Read every image once, and return each one's pixels; UserError naming all unreadable ones.
+def check_images(folder: Path, files: list[str], rewards: Iterable[str] = ()) -> list[int]:
+    """Read every image once, and return each one's pixels.
 
-    Print which have more than a first frame.
+    rewards: the names of those that are to score them. UserError naming all images that cannot be
+    read, or that one of the rewards does not take. Print which have more than a first frame.
     """
+    limits = {name: REWARDS[name].problem_of_image for name in rewards if name in REWARDS}
     pixels, wrong, moving = [], [], []
     for file in tqdm(files, desc="check", unit="image"):
         try:
@@ -214,6 +218,11 @@ def check_images(folder: Path, files: list[str]) -> list[int]:
         except UserError as error:
             wrong.append(str(error))
             continue
+        wrong += [
+            f"{folder / file}: {name}: {problem}"
+            for name, problem_of in limits.items()
+            if (problem := problem_of(image.width, image.height))
+        ]
         pixels.append(image.width * image.height)
         if (frames := image.info.get("frames", 1)) > 1:
             moving.append(f"{file} (the first frame of {frames})")
@@ -282,10 +291,11 @@ def score_images(
 ) -> pd.DataFrame:
     """Return new columns for the table: each reward's scores, and reasons for missing ones.
 
-    UserError naming all images that cannot be read, before any is scored.
+    UserError naming all images that cannot be scored, before any is.
     """
     done = []
-    for part in tqdm(batches(check_images(folder, list(table.file))), desc="score", unit="part"):
+    pixels = check_images(folder, list(table.file), scorers)
+    for part in tqdm(batches(pixels), desc="score", unit="part"):
         scores = kept.get(part)
         if scores is None:
             rows, columns = table.iloc[part], {}
