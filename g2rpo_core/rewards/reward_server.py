@@ -197,7 +197,9 @@ def score_request(served: Served, data: bytes | bytearray, turn: Lock) -> dict[s
             image, pixels = decode(url, left)
             check_image(served, image)
         except ValueError as error:
-            raise Refused(422, f"images: {number}: {error}") from None
+            # NumPy's reasons have several lines
+            reason = " ".join(str(error).split())[:300]
+            raise Refused(422, f"images: {number}: {reason}") from None
         images.append(image)
         left -= pixels
     # Score, one request at a time
