@@ -381,6 +381,14 @@ def demo(
     ] = "127.0.0.1",
     device: Device = None,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
+    votes: Annotated[
+        bool | None,
+        typer.Option(
+            "--votes/--no-votes",
+            help="take votes, from which a reward can be fitted "
+            "(default: yes, unless --host lets others reach the page)",
+        ),
+    ] = None,
 ) -> None:
     """Serve a page that draws prompts with base and runs side by side, scores them, takes votes.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from g2rpo_core.cli.options import read_profile
 from g2rpo_core.inference.demo.page import make_page, serve
-from g2rpo_core.inference.demo.views import OPEN_TO_ALL
+from g2rpo_core.inference.demo.views import OPEN_TO_ALL, VOTES_OF_ALL
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.runs import find_weights, trained_runs
 from g2rpo_core.rewards.addresses import on_loopback
@@ -18,9 +18,18 @@ from g2rpo_core.rewards.registry import compares
 
 
 def demo(
-    profile: str | None, run: list[str] | None, port: int, host: str, device: str | None, open: bool
+    profile: str | None,
+    run: list[str] | None,
+    port: int,
+    host: str,
+    device: str | None,
+    open: bool,
+    votes: bool | None = None,
 ) -> None:
-    """Load the models, then serve until Ctrl-C or SIGTERM."""
+    """Load the models, then serve until Ctrl-C or SIGTERM.
+
+    votes: whether to take votes; None: if only this machine can reach the page.
+    """
     profile, settings = read_profile(profile)
     others = run or []
     for other in others:
@@ -42,9 +51,11 @@ def demo(
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     public = not on_loopback(host)
-    serving = serve(make_page(painter, profile, list_runs, public), host, port, open)
+    votes = not public if votes is None else votes
+    serving = serve(make_page(painter, profile, list_runs, public, votes), host, port, open)
     if public:
         print(OPEN_TO_ALL)
+        print(f"warning: {VOTES_OF_ALL}" if votes else "The page takes no votes; --votes lets it.")
     print(f"the demo of {profile} is at {serving}; Ctrl-C ends it", flush=True)
     with suppress(KeyboardInterrupt):
         ended.wait()

@@ -1,20 +1,25 @@
 """Draw prompts as pictures, for `g2rpo generate`."""
 
 import math
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from g2rpo_core.cli.options import read_profile
 from g2rpo_core.data.prompts import Prompt, given_prompts, read_prompts
+from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import writing
 from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS, Pictures
 from g2rpo_core.inference.runs import drawn_as, find_weights
+from g2rpo_core.sampling.settings import SamplingSettings
 
 MOST_SEEDS = 1000
+MOST_PIXELS = 2**27  # of a grid; Pillow refuses to open a picture of over 1.3 times as many
 
 
 def generate(
@@ -52,28 +57,53 @@ def generate(
     runs = drawn_as(folders, name, settings, guidance)
     own = {drawn: {"guidance": how.guidance} for drawn, (_, how) in runs.items()}
     pictures = Pictures(out, list(runs), texts, numbers, origin, grid, own)
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-        pictures.find_room()
+    if grid:
+        check_grid(len(texts) * len(numbers) * len(runs), settings.evaluation)
+    with ExitStack() as until_written:
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            until_written.enter_context(pictures.reserved())
+        painter = Painter(settings, Path("models", name), device)
+        draw_all(painter, pictures, runs, folders, steps, strength)
 
-    # Draw every prompt with every seed, by one run after the other
-    painter = Painter(settings, Path("models", name), device)
-    encoded = painter.encode(texts)
+
+def draw_all(
+    painter: Painter,
+    pictures: Pictures,
+    runs: Mapping[str, tuple[str, SamplingSettings]],
+    folders: Mapping[str, Path | None],
+    steps: int,
+    strength: Mapping[str, float],
+) -> None:
+    """Draw every prompt with every seed, by one run after the other, and print each file.
+
+    runs: as of `drawn_as`; folders: the weights of each; strength: trained_share and lora_scale.
+    """
+    encoded = painter.encode(pictures.prompts)
     kept: dict[str, list[torch.Tensor]] = {drawn: [] for drawn in runs}
-    with writing(out):
+    with writing(pictures.folder):
         for drawn, (weights, how) in runs.items():
             painter.forget()
             folder = folders[weights]
             schedule = painter.find_schedule(painter.policy(folder, how))
             pictures.origin["shift"] = schedule.shift_at(steps)
             for number, conditioning in enumerate(encoded):
-                images = painter.draw(folder, conditioning, numbers, steps, how, **strength)
-                if grid:
+                images = painter.draw(folder, conditioning, pictures.seeds, steps, how, **strength)
+                if pictures.grid:
                     kept[drawn].append(images)
                 for path in pictures.write(drawn, number, images):
                     print(path)
         for path in pictures.write_last(kept):
             print(path)
+
+
+def check_grid(images: int, size: EvaluationSettings) -> None:
+    """Check that a picture of so many images can be held and opened; UserError otherwise."""
+    if images > 1 and images * size.height * size.width > MOST_PIXELS:
+        raise UserError(
+            f"generate: --grid: {images} images of {size.width} x {size.height} are too many for "
+            f"one picture of {MOST_PIXELS // 2**20} megapixels: omit it, or draw fewer"
+        )
 
 
 def parse_seeds(text: str) -> list[int]:

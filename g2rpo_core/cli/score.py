@@ -1,5 +1,7 @@
 """Score a folder of images with any of the rewards, for `g2rpo score`."""
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +11,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_text, write_whole, writing
 from g2rpo_core.foundation.texts import visible
 from g2rpo_core.hub.model_store import LOCK
-from g2rpo_core.inference.folder import LISTS, Parts, pair, score_images
+from g2rpo_core.inference.folder import LISTS, Parts, pair, score_images, written_alone
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards.registry import (
@@ -24,7 +26,7 @@ from g2rpo_core.rewards.registry import (
 )
 from g2rpo_core.rewards.remote import RemoteReward
 from g2rpo_core.rewards.scoring import check_missing, note_cut
-from g2rpo_core.rewards.spec import Section
+from g2rpo_core.rewards.spec import Reward, Section
 
 
 def score(
@@ -66,13 +68,26 @@ def score(
         read_text(lock) if lock.exists() else None,
         code,
     ]
-    with writing(out):
-        kept = Parts(out, folder, table, decides)
-    # Score, and note which rewards are small models
-    scored = score_images(folder, table, scorers, kept)
-    for name in scored:
-        table[name] = scored[name]
-    here = tiny_rewards([name for name in names if not settings_of(section, name).remote], models)
+    # Two that write one table take turns: each removes the parts of other inputs
+    with ExitStack() as until_written:
+        with writing(out):
+            until_written.enter_context(written_alone(out))
+            kept = Parts(out, folder, table, decides)
+        for name, column in score_images(folder, table, scorers, kept).items():
+            table[name] = column
+        _write(out, table, scorers, section, models)
+        kept.discard()
+
+
+def _write(
+    out: Path,
+    table: pd.DataFrame,
+    scorers: Mapping[str, Reward],
+    section: Section,
+    models: Path,
+) -> None:
+    """Write the table, with a note on small models; UserError if too many scores are missing."""
+    here = tiny_rewards([name for name in scorers if not settings_of(section, name).remote], models)
     there = [scorer.health.note for scorer in scorers.values() if isinstance(scorer, RemoteReward)]
     if note := "; ".join(filter(None, [here, *there])):
         table["models"] = note
@@ -81,10 +96,9 @@ def score(
             out,
             table.to_csv(index=False) if out.suffix == ".csv" else table.to_parquet(index=False),
         )
-    means = ", ".join(f"{name} {table[name].mean():.4f}" for name in names)
+    means = ", ".join(f"{name} {table[name].mean():.4f}" for name in scorers)
     print(f"{out}: {len(table)} images, mean {means}{' (' + visible(note) + ')' if note else ''}")
-    _check_missing(table, names, section)
-    kept.discard()
+    _check_missing(table, list(scorers), section)
 
 
 def _resolve(reward: list[str], section: Section) -> list[str]:

@@ -69,6 +69,7 @@ def answer(served: Served, listener: socket.socket) -> None:
     """Answer requests until a stop signal; open requests are answered first."""
     config = uvicorn.Config(
         make_app(served),
+        http="h11",  # which has a limit on headers; httptools has none
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -120,7 +121,9 @@ def load_served(
         name, registry.labels(section)[name], decides, entries, tiny_rewards([name], folder)
     )
     tensors = isinstance(settings, CustomRewardSettings) or registry.REWARDS[name].tasks_only
-    return Served(reward, health, device, tensors, mib * 2**20, key, hosts)
+    spec = registry.REWARDS.get(name)
+    own_limits = {"problem_of_image": spec.problem_of_image} if spec else {}
+    return Served(reward, health, device, tensors, mib * 2**20, key, hosts, **own_limits)
 
 
 def read_key(variable: str | None) -> str | None:

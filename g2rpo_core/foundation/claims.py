@@ -52,16 +52,16 @@ def share(path: Path) -> None:
 
 
 @contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
+def one_at_a_time(path: Path) -> Iterator[int]:
     """Run the block in one thread or process after the other, by a lock on the file `path`.
 
-    The file is made with its folder.
+    The file is made with its folder; the block gets its handle.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _flock(handle, fcntl.LOCK_EX)
-        yield
+        yield handle
     finally:
         os.close(handle)
 

@@ -2,15 +2,19 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path, PurePosixPath
 
 import pandas as pd
 from tqdm import tqdm
 
 from g2rpo_core.data.rows import COLUMNS, read_marked, read_rows
+from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line, read_table, reading, write_whole
 from g2rpo_core.foundation.texts import (
@@ -22,7 +26,9 @@ from g2rpo_core.foundation.texts import (
     visible,
 )
 from g2rpo_core.inference.pictures import INDEX, settings_of
-from g2rpo_core.rewards.preprocess import OPEN, read_image
+from g2rpo_core.rewards.limits import MOST_LETTERS, OPEN
+from g2rpo_core.rewards.preprocess import read_image
+from g2rpo_core.rewards.registry import REWARDS
 from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
@@ -55,6 +61,10 @@ def pair(folder: Path, prompts: Path | None) -> pd.DataFrame:
         rows, source = _rows_beside(folder, files), str(folder)
     if empty := [file for file, prompt in rows if unseen(prompt)]:
         raise UserError(f"{source}: the prompt of {empty[0]} is empty")
+    if long := [file for file, prompt in rows if len(prompt) > MOST_LETTERS]:
+        raise UserError(
+            f"{source}: the prompt of {in_one_line(long)} has over {MOST_LETTERS} characters"
+        )
     said = {file: own for file, _ in rows if (own := _own_prompt(folder / file)) is not None}
     if other := [
         file for file, prompt in rows if comparable(said.get(file, prompt)) != comparable(prompt)
@@ -197,16 +207,23 @@ def _read_beside(path: Path) -> str:
 
 
 def _own_prompt(path: Path) -> str | None:
-    """Return the prompt that stands in a PNG of `g2rpo generate`; None for any other image."""
+    """Return the prompt that stands in a PNG of `g2rpo generate`; None for any other image.
+
+    UserError for one with a character that no encoder takes.
+    """
     prompt = (settings_of(path) or {}).get("prompt") if path.suffix.lower() == ".png" else None
+    if isinstance(prompt, str) and (control := unprintable(normalized(prompt))):
+        raise UserError(f"{path}: its prompt has the character {control!a}: give another --prompts")
     return prompt if isinstance(prompt, str) else None
 
 
-def check_images(folder: Path, files: list[str]) -> list[int]:
-    """Read every image once, and return each one's pixels; UserError naming all unreadable ones.
+def check_images(folder: Path, files: list[str], rewards: Iterable[str] = ()) -> list[int]:
+    """Read every image once, and return each one's pixels.
 
-    Print which have more than a first frame.
+    rewards: the names of those that are to score them. UserError naming all images that cannot be
+    read, or that one of the rewards does not take. Print which have more than a first frame.
     """
+    limits = {name: REWARDS[name].problem_of_image for name in rewards if name in REWARDS}
     pixels, wrong, moving = [], [], []
     for file in tqdm(files, desc="check", unit="image"):
         try:
@@ -214,6 +231,11 @@ def check_images(folder: Path, files: list[str]) -> list[int]:
         except UserError as error:
             wrong.append(str(error))
             continue
+        wrong += [
+            f"{folder / file}: {name}: {problem}"
+            for name, problem_of in limits.items()
+            if (problem := problem_of(image.width, image.height))
+        ]
         pixels.append(image.width * image.height)
         if (frames := image.info.get("frames", 1)) > 1:
             moving.append(f"{file} (the first frame of {frames})")
@@ -237,10 +259,28 @@ def batches(pixels: list[int]) -> list[slice]:
     return parts
 
 
+@contextmanager
+def written_alone(out: Path) -> Iterator[None]:
+    """Run the block when no other process writes this table; its lock is gone afterwards."""
+    path, done = out.with_name(f".{out.name}.lock"), False
+    while not done:
+        with one_at_a_time(path) as handle:
+            # Whoever had the lock before has removed its file, which locks nobody out any more
+            with suppress(FileNotFoundError):
+                done = os.path.samestat(path.stat(), os.fstat(handle))
+            if not done:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+
+
 class Parts:
     """The scores so far, in a folder beside the table to be: a second start goes on from them.
 
-    Its name depends on all that decides the scores, such as the files' sizes and times.
+    Its name depends on all that decides the scores, such as the files' sizes and times. Those of
+    earlier inputs are removed, so that only one process at a time may write `out`.
     """
 
     def __init__(self, out: Path, folder: Path, table: pd.DataFrame, decides: object):
@@ -249,6 +289,9 @@ class Parts:
         self.folder = out.with_name(
             f".{out.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}.parts"
         )
+        for earlier in out.parent.glob(f".{escape(out.name)}.{'[0-9a-f]' * 16}.parts"):
+            if earlier != self.folder:
+                shutil.rmtree(earlier, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, part: slice) -> pd.DataFrame | None:
@@ -282,10 +325,11 @@ def score_images(
 ) -> pd.DataFrame:
     """Return new columns for the table: each reward's scores, and reasons for missing ones.
 
-    UserError naming all images that cannot be read, before any is scored.
+    UserError naming all images that cannot be scored, before any is.
     """
     done = []
-    for part in tqdm(batches(check_images(folder, list(table.file))), desc="score", unit="part"):
+    pixels = check_images(folder, list(table.file), scorers)
+    for part in tqdm(batches(pixels), desc="score", unit="part"):
         scores = kept.get(part)
         if scores is None:
             rows, columns = table.iloc[part], {}

@@ -1,13 +1,16 @@
 """Write images named by prompt and seed, with their settings inside, never over another one."""
 
 import csv
+import fcntl
 import io
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -15,12 +18,14 @@ from PIL.PngImagePlugin import PngInfo
 from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.files import read_text, reading, write_whole
 from g2rpo_core.foundation.texts import natural
 
 TEXT = "g2rpo"  # the text field of a PNG with its settings as JSON
 MOST_STEPS = 100  # of denoising, in a picture for a person to look at
 INDEX = "prompts.csv"
+LOCK = ".generate.lock"  # of a folder of pictures; hidden, so that nobody takes it for one
 COLUMNS = ["file", "prompt", "seed"]
 # Pixels in the grid: the least of an image's side, of a letter, and between
 SEEN, LETTER, GAP = 96, 12, 6
@@ -88,20 +93,48 @@ class Pictures:
             "seeds": list(self.seeds),
         }
 
-    def find_room(self) -> None:
-        """Choose the first number at which no other image is overwritten, and read INDEX.
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Choose the first number at which no other image is overwritten, and keep it in the block.
 
+        Others that draw into this folder at the same time leave out what this process is going to
+        write: a hidden file beside LOCK says so, and counts as long as its process has it locked.
         UserError if INDEX is not what `g2rpo generate` writes.
         """
-        while not all(_is_free(path, about) for path, about in self._wanted()):
-            self.start += 1
+        own = self.folder / f"{LOCK}-{uuid4().hex}"
+        with ExitStack() as until_written:
+            with one_at_a_time(self.folder / LOCK):
+                others = self._plans_of_others()
+                self.read_index()
+                while not all(
+                    _is_free(path, about) and others.get(path.name, about) == about
+                    for path, about in self._wanted()
+                ):
+                    self.start += 1
+                until_written.callback(own.unlink, missing_ok=True)
+                until_written.enter_context(one_at_a_time(own))
+                own.write_text(json.dumps({path.name: about for path, about in self._wanted()}))
+            yield
+
+    def _plans_of_others(self) -> dict[str, object]:
+        """Return what other living processes are going to write here; remove what the dead left."""
+        plans: dict[str, object] = {}
+        for path in self.folder.glob(f"{LOCK}-*"):
+            if _is_locked(path):
+                plans |= json.loads(read_text(path))
+            else:
+                path.unlink(missing_ok=True)
+        return plans
+
+    def read_index(self) -> None:
+        """Read INDEX; UserError if it is not what `g2rpo generate` writes."""
         file = self.folder / INDEX
         if file.exists():
             with reading(file, "it is not what `g2rpo generate` writes: give another --out"):
                 rows = list(csv.DictReader(io.StringIO(read_text(file)), strict=True))
                 self.index = {
                     row["file"]: {column: row[column] for column in COLUMNS} for row in rows
-                }
+                } | self.index
 
     def _wanted(self) -> Iterator[tuple[Path, dict[str, object]]]:
         for each in product(self.runs, range(len(self.prompts)), self.seeds):
@@ -120,11 +153,14 @@ class Pictures:
                 "seed": str(seed),
             }
             yield path
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.index[name] for name in sorted(self.index, key=natural))
-        write_whole(self.folder / INDEX, text.getvalue())
+        # With the rows that others have written meanwhile
+        with one_at_a_time(self.folder / LOCK):
+            self.read_index()
+            text = io.StringIO()
+            writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.index[name] for name in sorted(self.index, key=natural))
+            write_whole(self.folder / INDEX, text.getvalue())
 
     def write_last(self, drawn: Mapping[str, Sequence[torch.Tensor]]) -> Iterator[Path]:
         """Write the grid of all images, if asked for; yield its file.
@@ -183,6 +219,16 @@ def _named(run: str) -> str:
     return run.replace("/", "_")
 
 
+def _is_locked(path: Path) -> bool:
+    """Say whether a living process is in a block of `one_at_a_time` of a file."""
+    with suppress(OSError), path.open("rb") as file:  # gone, or on a disk without locks
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _is_free(path: Path, about: dict[str, object]) -> bool:
     """Tell whether a picture may be written: there is no such file, or it is the same picture."""
     return not path.exists() or (settings_of(path) or {}) | {"shift": 0} == about | {"shift": 0}
@@ -191,9 +237,10 @@ def _is_free(path: Path, about: dict[str, object]) -> bool:
 def settings_of(path: Path) -> dict | None:
     """Return the settings in a PNG that this module wrote; None for any other file."""
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=["PNG"]) as image:
             found = json.loads(image.info.get(TEXT, "null"))
-    except (OSError, ValueError, Image.DecompressionBombError, SyntaxError):
+    # Of bytes that anybody may have written: Pillow and JSON raise these and more
+    except Exception:  # noqa: BLE001
         return None
     return found if isinstance(found, dict) else None
 

@@ -4,6 +4,8 @@ import ipaddress
 import re
 from contextlib import suppress
 
+import httpx
+
 
 def on_loopback(host: str) -> bool:
     """Return whether an address can only be reached from this machine."""
@@ -14,15 +16,23 @@ def on_loopback(host: str) -> bool:
 
 
 def checked_url(url: object) -> object:
-    """Return `url`; ValueError if it holds a name or password, because addresses are printed.
+    """Return `url`; ValueError if it is no address, or holds a name or password.
 
-    The error does not repeat the address.
+    The error does not repeat the address, because errors are printed.
     """
     if isinstance(url, str) and re.match(r"([^/?#]*//)?[^/?#]*@", url):
         raise ValueError(
             "holds a name or password before @, and addresses are printed and kept in files: "
             "use key_variable"
         )
+    if isinstance(url, str):
+        try:
+            address = httpx.URL(url)
+            host = address.host  # which decodes it
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ValueError(f"is no address: {str(error)[:80]}") from None
+        if not host or not 0 < (address.port or 80) < 2**16:
+            raise ValueError("is no address: it has no host, or a port that there is not")
     return url
 
 

@@ -194,11 +194,6 @@ def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
     side = processor.image_processor.patch_size * processor.image_processor.merge_size
     shown = []
     for image in map(transforms().to_pil_image, eight_bit(images)):
-        if max(image.size) > 200 * min(image.size):  # as smart_resize asks
-            raise UserError(
-                f"hpsv3: an image has {image.width} x {image.height} pixels; "
-                "it takes none longer than 200 times its width"
-            )
         height, width = smart_resize(image.height, image.width, side, pixels, pixels)
         shown.append(image.resize((width, height), Resampling.BICUBIC))
     texts = [

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count, Name
+from g2rpo_core.rewards.limits import cut
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import (
     ChatServerSettings,
@@ -181,7 +182,7 @@ class Pairwise:
             example = next((answer for answer in answers if isinstance(answer, str)), "")
             unread = (
                 f"no answer names a winner: does template {self.settings.template} fit the model? "
-                f"One answer was {example!r}"
+                f"One answer was {cut(repr(example))}"
             )
             reasons = [why or unread for why in reasons]
         return [

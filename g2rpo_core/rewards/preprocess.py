@@ -32,11 +32,11 @@ from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, reading, whole
+from g2rpo_core.rewards.limits import OPEN, count_frames, problem_of_image  # noqa: F401 - OPEN
 
 # Of CLIP's images
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
-OPEN = 2**26  # pixels of the images that are open at a time; one with more is refused
 Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
 
 
@@ -121,10 +121,10 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray(np.rint(np.asarray(image, dtype=np.float32) / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
-        kind = "32-bit numbers" if image.mode == "I" else "floating-point numbers"
         raise ValueError(
-            f"is of mode {image.mode}: {kind}, whose black and white are not known: "
-            "save it with 8 or 16 bits"
+            f"is of mode {image.mode}: "
+            f"{'32-bit' if image.mode == 'I' else 'floating-point'} numbers, whose black and white "
+            "are not known: save it with 8 or 16 bits"
         )
     return image
 
@@ -140,17 +140,15 @@ def opaque(image: Image.Image) -> Image.Image:
 def read_image(path: Path) -> Image.Image:
     """Read an image file as rewards take it: at most 8 bits a value, transparency on white.
 
-    UserError if it is no image, damaged, too large, or of a range that is not known.
+    UserError if it is no image, damaged, too large or too long, or of a range that is not known.
     """
     with warnings.catch_warnings(), reading(whole(path)):
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is below
         image = Image.open(path)
     with image, reading(path):
-        frames = getattr(image, "n_frames", 1)
-        if (pixels := image.width * image.height) > OPEN:
-            raise UserError(
-                complaint(path, f"has {pixels / 1e6:.0f} megapixels, more than {OPEN / 1e6:.0f}")
-            )
+        if problem := problem_of_image(*image.size):
+            raise UserError(complaint(path, problem))
+        frames = count_frames(image)
         image.load()
         try:
             found = opaque(in_eight_bits(image))
@@ -169,7 +167,10 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
 
 
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:
-    """Check for one prompt per image and at most 8 bits a value; ValueError otherwise."""
+    """Check for one prompt per image and at most 8 bits a value; ValueError otherwise.
+
+    UserError for an image that no reward takes (`limits.problem_of_image`).
+    """
     if len(images) != len(prompts):
         raise ValueError(
             f"{len(images)} images and {len(prompts)} prompts; need one prompt per image"
@@ -178,3 +179,8 @@ def check_pairs(images: Images, prompts: Sequence[str]) -> None:
         raise ValueError(
             "images have 16 bits or floating-point numbers: call `in_eight_bits` on them first"
         )
+    sizes = {
+        image.shape[:-3:-1] if isinstance(image, torch.Tensor) else image.size for image in images
+    }
+    if problem := next(filter(None, (problem_of_image(*size) for size in sizes)), None):
+        raise UserError(f"an image {problem}")

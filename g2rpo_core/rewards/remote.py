@@ -3,9 +3,12 @@
 Requests are sent several at once, and repeated if a failure may pass.
 """
 
+import base64
+import html.entities
 import json
 import math
 import os
+import re
 import socket
 import sys
 import threading
@@ -44,6 +47,7 @@ LONGEST_WAIT = 60.0  # seconds between two tries
 # HTTP statuses after which the same request may succeed
 PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
 MOST_BYTES = 2**26  # largest answer; scores and reasons are short
+SHORTEST_KEY = 6  # bytes of a key that is also searched for in base64 and hexadecimal
 REFUSED = {401, 403, 404}  # wrong key, model or address: every request would fail
 
 T = TypeVar("T")
@@ -145,7 +149,8 @@ class HttpClient:
                 if not watch.late and not isinstance(error, httpx.TimeoutException):
                     raise Passing(self.without_key(f"{type(error).__name__}: {error}")) from None
                 watch.late = True
-            except httpx.InvalidURL as error:
+            # Also what the system's resolver says of a name
+            except (httpx.InvalidURL, ValueError, OverflowError) as error:
                 raise Unanswered(f"{type(error).__name__}: {error}") from None
         if watch.late:
             raise Passing(f"no whole answer within {self.settings.timeout:g} s")
@@ -166,17 +171,41 @@ class HttpClient:
     def without_key(self, text: str) -> str:
         """Return a server's answer without the key, because answers are printed and kept in files.
 
-        In JSON, the key is found behind escapes, too.
+        The key is found in the forms of `forms_of`, too.
         """
-        if not (variable := self.settings.key_variable):
-            return text
-        key, plain = os.environ.get(variable, ""), text
-        with suppress(ValueError, RecursionError):
-            plain = json.dumps(json.loads(text), ensure_ascii=False)
-        for form in filter(None, (key, repr(key)[1:-1], json.dumps(key)[1:-1])):
-            if form in plain:
-                text = plain = plain.replace(form, f"(the key of {variable})")
+        variable = self.settings.key_variable
+        if key := os.environ.get(variable or "", ""):
+            for form in forms_of(key):
+                text = form.sub(f"(the key of {variable})", text)
         return text
+
+
+def forms_of(key: str) -> list[re.Pattern[str]]:
+    """Return what finds a key in an answer, however it is written.
+
+    As it is, in base64 behind any other bytes, or in hexadecimal; each character of these may be
+    escaped as in JSON, Python, an address or HTML, once or several times.
+    """
+    data, texts = key.encode(), [key]
+    if len(data) >= SHORTEST_KEY:  # the codes of a shorter one are in any text
+        texts += [data.hex(), data.hex().upper()]
+        for place in range(3):
+            # Without the characters that depend on what stands before and behind
+            code = base64.b64encode(bytes(place) + data).decode()
+            code = code[-(-place * 8 // 6) : (place + len(data)) * 8 // 6]
+            texts += [code, code.replace("+", "-").replace("/", "_")]
+    return [re.compile("".join(map(_character, text))) for text in dict.fromkeys(texts)]
+
+
+def _character(char: str) -> str:
+    """Return the pattern of a character in all its forms; each begins with a letter of its own."""
+    code, plain = f"(?i:{ord(char):02x})", re.escape(char)
+    named = [name for name, value in html.entities.html5.items() if value == char]
+    words = "|".join([f"#0{{0,6}}{ord(char)}", f"#[xX]0{{0,6}}{code}", *map(re.escape, named)])
+    return (
+        rf"(?:{plain}|\\\\{{0,3}}(?:{plain}|u00{code}|x{code})"
+        rf"|%(?:25){{0,3}}{code}|&(?:amp;){{0,3}}(?:{words});?)"
+    )
 
 
 class Watch:

@@ -7,13 +7,20 @@ import json
 import math
 from collections.abc import Sequence
 from tokenize import TokenError
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
+from g2rpo_core.rewards.limits import (
+    MOST_LETTERS,
+    cut,
+    has_few_chunks,
+    has_few_values,
+    problem_of_image,
+)
 from g2rpo_core.rewards.preprocess import Images, eight_bit, in_eight_bits, opaque
 
 PNG, NPY = "image/png", "application/x-npy"
@@ -22,6 +29,15 @@ FLOAT32 = np.dtype("<f4")
 LARGEST = torch.finfo(torch.float32).max  # scores are kept as float32
 Sent = tuple[torch.Tensor | Image.Image, int]  # an image, [3, H, W] float32 or PIL, and its pixels
 Scored = tuple[float, str | None]  # a score, or NaN and the reason why there is none
+MOST_IMAGES = 256  # of a request
+MOST_VALUES = 100_000  # in the JSON of an answer
+# What is compared with settings, and what is only shown
+Named = Annotated[str, Field(max_length=200)]
+Shown = Annotated[str, AfterValidator(cut)]
+Prompts = Annotated[
+    list[Annotated[str, Field(max_length=MOST_LETTERS)]],
+    Field(max_length=MOST_IMAGES, fail_fast=True),
+]
 
 
 class Health(BaseModel):
@@ -30,24 +46,28 @@ class Health(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True)
 
     protocol: Literal[1] = 1
-    reward: str
-    label: str
-    version: str
-    images: list[str] = [PNG]
+    reward: Named
+    label: Shown
+    version: Named
+    images: list[Named] = Field([PNG], max_length=100, fail_fast=True)
     """The media types that the server reads."""
     max_images: PositiveInt | None = None
     """The most images in one request."""
-    note: str | None = None
+    note: Shown | None = None
     """What users should know about its models."""
 
 
 class ScoreRequest(BaseModel):
-    """The body of POST /score: images as data URLs, one prompt per image."""
+    """The body of POST /score: images as data URLs, one prompt per image.
+
+    Its text must have few values (`has_few_values`) before it is parsed: an error for each of a
+    million would take minutes.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    prompts: list[str]
-    images: list[str]
+    images: list[str] = Field(max_length=MOST_IMAGES, fail_fast=True)
+    prompts: Prompts
 
 
 def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
@@ -85,9 +105,9 @@ def _data_url(media: str, data: bytes) -> str:
 
 
 def decode(url: str, most_pixels: int) -> Sent:
-    """Decode the image in a data URL; ValueError if it is none or has too many pixels.
+    """Decode the image in a data URL; ValueError if it is none or no reward takes its size.
 
-    The size is checked before memory is allocated.
+    The size is checked before memory is allocated. most_pixels: that are left for the request.
     """
     head, _, text = url.partition(",")
     media = head.removeprefix("data:").removesuffix(";base64")
@@ -101,9 +121,11 @@ def decode(url: str, most_pixels: int) -> Sent:
 
 
 def _decode_png(data: bytes, most_pixels: int) -> Sent:
+    if not has_few_chunks(data):
+        raise ValueError("not a PNG that can be read (too many chunks)")
     try:
         image = Image.open(io.BytesIO(data), formats=["PNG"])
-        pixels = _check_pixels(image.width * image.height, most_pixels)
+        pixels = _check_pixels(image.width, image.height, most_pixels)
         image.load()
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(
@@ -119,14 +141,15 @@ def _decode_npy(data: bytes, most_pixels: int) -> Sent:
         raise ValueError(f"a .npy of version {version}; only 1.0 is read")
     try:
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(buffer)
-    except (SyntaxError, TokenError) as error:  # in the header, which NumPy parses as Python
+    # In the header, which NumPy parses as Python
+    except (SyntaxError, TokenError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"not a .npy that can be read ({error})") from None
     if len(shape) != 3 or shape[0] != 3 or min(shape) < 1 or by_columns or dtype != FLOAT32:
         raise ValueError(
             f"a .npy of {dtype} {list(shape)}; only [3, H, W] of little-endian float32, by rows, "
             "is read"
         )
-    pixels = _check_pixels(shape[1] * shape[2], most_pixels)
+    pixels = _check_pixels(shape[2], shape[1], most_pixels)
     if len(data) - buffer.tell() != 3 * pixels * FLOAT32.itemsize:
         raise ValueError(
             f"a .npy of {list(shape)} with {len(data) - buffer.tell()} bytes of values"
@@ -135,10 +158,12 @@ def _decode_npy(data: bytes, most_pixels: int) -> Sent:
     return torch.from_numpy(values.astype(np.float32)), pixels
 
 
-def _check_pixels(pixels: int, most: int) -> int:
-    if pixels > most:
-        raise ValueError(f"{pixels} pixels; the images of a request may have {most} in all")
-    return pixels
+def _check_pixels(width: int, height: int, most: int) -> int:
+    if width * height > most:
+        raise ValueError(f"{width * height} pixels; the images of a request may have {most} in all")
+    if problem := problem_of_image(width, height):
+        raise ValueError(problem)
+    return width * height
 
 
 def answer(scores: Sequence[Scored]) -> dict[str, list]:
@@ -154,6 +179,7 @@ def answer(scores: Sequence[Scored]) -> dict[str, list]:
 
 def read_answer(data: bytes, count: int) -> list[Scored]:
     """Read `count` scores, with a reason for each that is not finite; ValueError for no answer."""
+    check_size(data)
     try:
         body = json.loads(data)
         scores, reasons = body["scores"], body.get("reasons") or [None] * count
@@ -175,11 +201,17 @@ def read_answer(data: bytes, count: int) -> list[Scored]:
     return [_read_score(score, why) for score, why in zip(scores, reasons)]
 
 
+def check_size(data: bytes) -> None:
+    """Check that an answer has few values, before it is parsed; ValueError otherwise."""
+    if not has_few_values(data, MOST_VALUES):
+        raise ValueError(f"an answer of over {MOST_VALUES:,} values")
+
+
 def _read_score(score: object, why: object) -> Scored:
     if score is None:
         return (
             math.nan,
-            f"the server: {why}" if why else "the server gave neither a score nor a reason",
+            f"the server: {cut(why)}" if why else "the server gave neither a score nor a reason",
         )
     if isinstance(score, bool) or not isinstance(score, int | float):
         return math.nan, f"not a number: {str(score)[:60]!r}"
@@ -190,10 +222,11 @@ def _read_score(score: object, why: object) -> Scored:
 
 def read_health(data: bytes) -> Health:
     """Read the answer to GET /health; ValueError, readable, if no score server sent it."""
+    check_size(data)
     try:
         return Health.model_validate_json(data)
     except ValidationError as error:
-        problem = error.errors()[0]
+        problem = error.errors(include_input=False)[0]
         key = ".".join(map(str, problem["loc"]))
         raise ValueError(
             f"{key + ': ' if key else ''}{problem['msg']}: {data[:200].decode(errors='replace')!r}"

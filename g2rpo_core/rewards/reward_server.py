@@ -13,7 +13,7 @@ import importlib.metadata
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -28,8 +28,10 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.rewards.limits import MOST_LETTERS, has_few_values
 from g2rpo_core.rewards.preprocess import opaque
 from g2rpo_core.rewards.reward_protocol import (
+    MOST_IMAGES,
     NPY,
     PNG,
     Health,
@@ -42,12 +44,11 @@ from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.rewards.spec import Reward
 
 log = logging.getLogger(__name__)
-AT_ONCE = (
-    8  # requests that are decoded and scored at once, and that fit into memory at their largest
-)
-MOST_IMAGES = 256  # of a request
-MOST_LETTERS = 4000  # of a prompt; a tokenizer's time grows with the square of a word's length
-MOST_PIXELS = 2**28  # all images of a request together, 256 of 1024 x 1024
+AT_ONCE = 8  # requests that are decoded and scored at once, and fit into memory at their largest
+# Of a body: what a pixel of 8-bit RGB takes in base64. So one limit holds bytes and pixels: few
+# bytes of a PNG become no more memory than a body that may be sent
+BYTES_PER_PIXEL = 4
+MOST_VALUES = 4 * MOST_IMAGES  # in a request's JSON; one of MOST_IMAGES has 515
 ARRIVES = 60.0  # seconds that a request may take to arrive
 
 
@@ -70,11 +71,13 @@ class Served:
     tensors: bool
     """Whether the reward takes tensors only, no PIL images."""
     most_bytes: int
-    """The largest body of a request."""
+    """The largest body of a request; its images have at most a pixel for BYTES_PER_PIXEL of it."""
     key: str | None = None
     """What clients must send; None: nothing."""
     names: Sequence[str] = ("*",)
     """The host names by which it may be asked; `*`: any."""
+    problem_of_image: Callable[[int, int], str | None] = lambda width, height: None
+    """The reward's own limits, as in its `RewardSpec`."""
 
 
 class Room:
@@ -127,7 +130,7 @@ def check_key(request: Request, key: str | None) -> None:
 
 
 @asynccontextmanager
-async def whole_body(request: Request, most: int, room: Room) -> AsyncIterator[bytes]:
+async def whole_body(request: Request, most: int, room: Room) -> AsyncIterator[bytearray]:
     """Read a request's body, at most `most` bytes, and hold its room until the block ends."""
     length = request.headers.get("content-length", "0")
     data = bytearray()
@@ -142,7 +145,7 @@ async def whole_body(request: Request, most: int, room: Room) -> AsyncIterator[b
                     raise Refused(503, "too many large requests at once: ask again")
                 room.left -= len(part)
                 data += part
-        yield bytes(data)
+        yield data
     except TimeoutError:
         raise Refused(408, f"the request took over {ARRIVES:g} s to arrive") from None
     except ClientDisconnect:
@@ -159,35 +162,44 @@ def too_large(most: int) -> Refused:
     )
 
 
-def score_request(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
+def refusal_of(error: ValidationError) -> Refused:
+    """Return the refusal of a request by the first thing that is wrong with it."""
+    problem = error.errors(include_url=False)[0]
+    where = ": ".join(str(part)[:60] for part in problem["loc"])
+    if problem["type"] == "too_long":
+        count = problem["ctx"]["actual_length"]
+        return Refused(413, f"{count} {where}; a request may have at most {MOST_IMAGES}")
+    said = problem["msg"]
+    if problem["type"] == "string_too_long":
+        said = f"{len(problem['input'])} characters; a prompt may have at most {MOST_LETTERS}"
+    return Refused(422, f"{where}: {said}" if where else said)
+
+
+def score_request(served: Served, data: bytes | bytearray, turn: Lock) -> dict[str, list]:
     """Answer a request; Refused if it cannot be scored, or if the reward fails."""
     # Read the request
+    if not has_few_values(data, MOST_VALUES):
+        raise Refused(413, f"over {MOST_VALUES} values; a request may have {MOST_IMAGES} images")
     try:
         asked = ScoreRequest.model_validate_json(data)
     except ValidationError as error:
-        problem = error.errors(include_input=False)[0]
-        raise Refused(422, ": ".join([*map(str, problem["loc"]), problem["msg"]])) from None
+        raise refusal_of(error) from None
     prompts, urls = asked.prompts, asked.images
     if len(prompts) != len(urls):
         raise Refused(
             422, f"{len(urls)} images and {len(prompts)} prompts; need one prompt per image"
         )
-    if len(urls) > MOST_IMAGES:
-        raise Refused(413, f"{len(urls)} images; a request may have at most {MOST_IMAGES}")
-    if long := [number for number, prompt in enumerate(prompts) if len(prompt) > MOST_LETTERS]:
-        raise Refused(
-            422,
-            f"prompts: {long[0]}: {len(prompts[long[0]])} characters; "
-            f"a prompt may have at most {MOST_LETTERS}",
-        )
     # Decode the images, no more pixels than fit into memory
     images: list[torch.Tensor | Image.Image] = []
-    left = MOST_PIXELS
+    left = served.most_bytes // BYTES_PER_PIXEL
     for number, url in enumerate(urls):
         try:
             image, pixels = decode(url, left)
+            check_image(served, image)
         except ValueError as error:
-            raise Refused(422, f"images: {number}: {error}") from None
+            # NumPy's reasons have several lines
+            reason = " ".join(str(error).split())[:300]
+            raise Refused(422, f"images: {number}: {reason}") from None
         images.append(image)
         left -= pixels
     # Score, one request at a time
@@ -202,6 +214,13 @@ def score_request(served: Served, data: bytes, turn: Lock) -> dict[str, list]:
         log.exception("%s failed", served.health.reward)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     raise Refused(500, f"{served.health.reward} failed: {reason}")
+
+
+def check_image(served: Served, image: torch.Tensor | Image.Image) -> None:
+    """Check that the reward takes an image; ValueError otherwise."""
+    size = image.size if isinstance(image, Image.Image) else (image.shape[2], image.shape[1])
+    if problem := served.problem_of_image(*size):
+        raise ValueError(problem)
 
 
 def score_images(

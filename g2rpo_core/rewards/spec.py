@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,9 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from g2rpo_core.foundation.settings import Count, Settings
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards.addresses import checked_url
-
-if TYPE_CHECKING:
-    from g2rpo_core.rewards.preprocess import Images
+from g2rpo_core.rewards.limits import problem_of_image
+from g2rpo_core.rewards.preprocess import Images
 
 # The section `rewards` of a profile: name -> settings, not yet checked
 Section = Mapping[str, Mapping[str, object]]
@@ -26,7 +25,7 @@ class Reward(Protocol):
     per image.
     """
 
-    def __call__(self, images: "Images", prompts: Sequence[str]) -> torch.Tensor: ...
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor: ...
 
 
 class Tokens(NamedTuple):
@@ -49,7 +48,7 @@ class RewardWithReasons(Protocol):
     """
 
     def score_with_reasons(
-        self, images: "Images", prompts: Sequence[str]
+        self, images: Images, prompts: Sequence[str]
     ) -> tuple[torch.Tensor, list[str | None]]: ...
 
 
@@ -62,7 +61,7 @@ class GroupReward(Protocol):
     """
 
     def score_groups(
-        self, images: "Images", prompts: Sequence[str], group: int
+        self, images: Images, prompts: Sequence[str], group: int
     ) -> tuple[torch.Tensor, list[str | None]]: ...
 
 
@@ -238,5 +237,7 @@ class RewardSpec:
     """Modules that it needs unless `remote`; the package's extra of the reward's name has them."""
     problem_of_prompt: Callable[[str], str | None] = lambda prompt: None
     """Say why no image of a prompt can have a score; None if it can."""
+    problem_of_image: Callable[[int, int], str | None] = problem_of_image
+    """Say why no image of a width and height in pixels can have a score; None if it can."""
     check: Callable[[Any], object] | None = None
     """Check settings unless `remote`, without a model; UserError if, say, a file is missing."""

@@ -21,10 +21,11 @@ from pydantic import Field, model_validator
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.pretrained import load_whole
+from g2rpo_core.rewards.limits import cut
 from g2rpo_core.rewards.plain_text import COMMON, control_words, plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.remote import HttpClient, Unanswered
-from g2rpo_core.rewards.reward_protocol import as_png
+from g2rpo_core.rewards.reward_protocol import as_png, check_size
 from g2rpo_core.rewards.spec import (
     Connections,
     ModelSize,
@@ -171,7 +172,7 @@ class UnifiedReward:
         try:
             return parse(self.template, answer), None
         except ValueError as error:
-            return float("nan"), f"not a score: {error}; the answer was {answer!r}"
+            return float("nan"), cut(f"not a score: {error}; the answer was {answer!r}")
 
 
 class InProcess:
@@ -287,6 +288,7 @@ class ChatServer:
 
     def _read(self, data: bytes) -> str:
         try:
+            check_size(data)
             choice = json.loads(data)["choices"][0]
             text, finished = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

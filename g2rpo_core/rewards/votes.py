@@ -14,9 +14,13 @@ Experimental: main works without it.
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
@@ -28,10 +32,21 @@ from safetensors.torch import save
 
 from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, existing, read_table, reading, whole, write_whole
+from g2rpo_core.foundation.files import (
+    complaint,
+    existing,
+    in_one_line,
+    read_table,
+    reading,
+    shown,
+    whole,
+    write_whole,
+)
 from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.foundation.settings import Scale
+from g2rpo_core.foundation.texts import unprintable, unseen
 from g2rpo_core.hub.model_store import ModelStore
+from g2rpo_core.rewards.limits import MOST_LETTERS
 from g2rpo_core.rewards.preprocess import Images, read_image
 from g2rpo_core.rewards.similarity import CosineScore, clip_score
 from g2rpo_core.rewards.spec import VIT_H_14, Reward, RewardSpec, ScorerSettings
@@ -44,8 +59,9 @@ _OF_A_SIDE = {"file": pa.string(), "sha256": pa.string(), "run": pa.string(), "s
 SCHEMA = pa.schema(
     {"prompt": pa.string(), "winner": pa.string()}
     | {f"{side}_{name}": kind for side in SIDES for name, kind in _OF_A_SIDE.items()}
-    | {"time": pa.timestamp("us", tz="UTC"), "voter": pa.string()}
+    | {"time": pa.timestamp("us", tz="UTC"), "voter": pa.string(), "pair": pa.string()}
 )
+SINCE = {"pair": ""}  # a column that older files do not have -> its value there
 LEAST_VOTES, LEAST_PROMPTS = 30, 5  # to fit: votes that are not `equal`, and their prompts
 FOLDS = 5
 FORM = "1"  # of the head: raise it when features or fit change, so that kept heads are fitted again
@@ -69,20 +85,66 @@ class VotesSettings(ScorerSettings):
 
 
 def read_votes(file: Path) -> pd.DataFrame:
-    """Read the votes, a row each (`SCHEMA`); UserError if the file is missing or damaged."""
-    table = read_table(existing(file), SCHEMA.names)
+    """Read the votes, a row each (`SCHEMA`).
+
+    UserError if the file is missing or damaged, or if a value does not fit; it names the rows.
+    """
+    there = read_table(existing(file))
     with reading(file):
-        table = pa.Table.from_pandas(table, schema=SCHEMA, preserve_index=False).to_pandas()
-    if wrong := set(table.winner) - set(WINS):
-        raise UserError(
-            complaint(file, f"has the winner {str(wrong.pop())[:20]!r}, not {', '.join(WINS)}")
-        )
-    for name in (name for side in SIDES for name in table[f"{side}_file"].unique()):
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise UserError(
-                complaint(file, f"names the image {name[:60]!r}, which leads out of its folder")
-            )
-    return table
+        without = {key: value for key, value in SINCE.items() if key not in there}
+        there = there.assign(**without).fillna(SINCE)
+    if lacking := [name for name in SCHEMA.names if name not in there]:
+        raise UserError(complaint(file, f"has no column {lacking[0]!r}"))
+    with reading(file):
+        rows = there[SCHEMA.names].astype(object).to_dict("records")
+    wrong = [
+        f"row {number}: has the {name} {shown(repr(row[name])[:60])}, {but}"
+        for number, row in enumerate(rows, 1)
+        for name, (fits, but) in ROW.items()
+        if not fits(row[name])
+    ]
+    if wrong:
+        raise UserError(complaint(file, in_one_line(wrong)))
+    with reading(file):
+        return pa.Table.from_pylist(rows, schema=SCHEMA).to_pandas()
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_LETTERS and not unprintable(value)
+
+
+def _is_inside(value: Any) -> bool:
+    """Say whether a value is the path of a file in the folder of the votes."""
+    path = PurePosixPath(value) if _is_text(value) and value else PurePosixPath("/")
+    return bool(path.name) and not path.is_absolute() and ".." not in path.parts
+
+
+def _is_seed(value: Any) -> bool:
+    number = isinstance(value, int | float | np.integer) and not isinstance(value, bool)
+    return bool(number and 0 <= value < 2**63 and value % 1 == 0)  # no NaN
+
+
+# Column -> whether a value fits, and what is wrong with one that does not
+ROW: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "prompt": (lambda value: _is_text(value) and not unseen(value), "which is no text"),
+    "winner": (lambda value: isinstance(value, str) and value in WINS, f"not {', '.join(WINS)}"),
+    "time": (
+        lambda value: isinstance(value, datetime) and not pd.isna(value) and bool(value.tzinfo),
+        "which is no time with its zone",
+    ),
+    "voter": (_is_text, "which is no text"),
+    "pair": (_is_text, "which is no text"),
+}
+for _side in SIDES:
+    ROW |= {
+        f"{_side}_file": (_is_inside, "which leads out of its folder"),
+        f"{_side}_sha256": (
+            lambda value: isinstance(value, str) and bool(re.fullmatch("[0-9a-f]{64}", value)),
+            "which is no hash",
+        ),
+        f"{_side}_run": (lambda value: _is_text(value) and value != "", "which is no name"),
+        f"{_side}_seed": (_is_seed, "which is no whole number from 0"),
+    }
 
 
 def decided(table: pd.DataFrame) -> pd.DataFrame:

@@ -4,15 +4,18 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import natural
 from g2rpo_core.inference.folder import batches, check_images, pair
-from g2rpo_core.inference.pictures import png
+from g2rpo_core.inference.pictures import TEXT, png
 from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.limits import MOST_FRAMES
 from g2rpo_core.rewards.preprocess import OPEN, check_pairs, in_eight_bits, read_image
 from tests.fixtures.errors import refused
 from tests.fixtures.images import photograph
@@ -251,6 +254,67 @@ def test_what_is_transparent_is_seen_on_white_however_the_file_says_so(tmp_path)
     assert np.asarray(read_image(tmp_path / "key.png")).tolist() == [[[255, 255, 255]]]
     Image.new("L", (1, 1), 9).save(tmp_path / "grey.png")
     assert read_image(tmp_path / "grey.png").mode == "L"  # what has no transparency stays as it is
+
+
+SIDES = [(1, 101), (101, 1), (1, 200_000), (200_000, 1), (3, 301), (2**13, 2**13 + 1), (70, 1)]
+
+
+def test_every_image_of_a_size_that_no_reward_takes_is_named_before_any_is_scored(tmp_path):
+    """467 bytes of 1 x 200,000 became 5 GiB; RapidOCR took 74 s and 10 GB for 3 x 300."""
+    for number, side in enumerate([*SIDES, (1, 100), (10, 80), (10, 81)]):
+        Image.new("1", side).save(tmp_path / f"{number}.png")
+    with pytest.raises(UserError) as error:
+        check_images(tmp_path, [f"{number}.png" for number in range(10)], ["hps", "ocr", "mine"])
+    said = str(error.value).split("; ")
+    assert ["/6.png" in each for each in said].count(True) == 0
+    assert [re.search(r"/(\d)\.png", each)[1] for each in said] == [*"012345", "7", "9"]
+    assert "one side over 100 times the other: crop it" in said[2]
+    assert "8192 x 8193" not in said[5] and "has 67 megapixels, more than 67" in said[5]
+    assert "ocr: has 10 x 81 pixels: text is read in images up to 8 times as high" in said[7]
+    for images in ([Image.new("RGB", (1, 101))], torch.zeros(1, 3, 101, 1)):
+        with refused("an image has 1 x 101 pixels, one side over 100 times the other"):
+            check_pairs(images, ["a"])
+    check_pairs([Image.new("RGB", (1, 100))], ["a"])
+
+
+def test_frames_of_a_tiff_are_counted_up_to_a_limit(tmp_path):
+    """Pillow's count takes a time that grows with the square of their number."""
+    frames = [Image.new("1", (1, 1)) for _ in range(MOST_FRAMES + 5)]
+    for count, counted in ((1, 1), (3, 3), (MOST_FRAMES + 5, MOST_FRAMES)):
+        frames[0].save(tmp_path / "x.tiff", save_all=True, append_images=frames[1:count])
+        image = read_image(tmp_path / "x.tiff")
+        assert image.info["frames"] == counted and image.size == (1, 1)
+
+
+DEEP = "[" * 100_000
+TEXTS = [DEEP, '{"prompt": ' * 20_000, "[]", "1", '"a"', "null", "NaN", "", "{", "9" * 5000]
+TEXTS += [f'{{"prompt": {value}}}' for value in ("1", "null", "[]", "NaN", '{"a": 1}', "true")]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("how", ["tEXt", "zTXt", "iTXt"])
+def test_what_stands_in_a_picture_may_be_anything(tmp_path, text, how):
+    """16 texts in three forms."""
+    info = PngInfo()
+    if how == "iTXt":
+        info.add_itxt(TEXT, text)
+    else:
+        info.add_text(TEXT, text, zip=how == "zTXt")
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png", pnginfo=info)
+    with refused("a.png does not say its prompt: give --prompts"):
+        pair(tmp_path, None)
+    (tmp_path / "p.txt").write_text("a cat\n")
+    assert pair(tmp_path, tmp_path / "p.txt").prompt.tolist() == ["a cat"]
+
+
+@pytest.mark.parametrize(
+    "prompt, message",
+    [("\ud800", "has the character"), ("a\0b", "has the character"), ("x" * 4001, "over 4000")],
+)
+def test_a_prompt_in_a_picture_that_no_encoder_takes_is_refused(tmp_path, prompt, message):
+    (tmp_path / "a.png").write_bytes(png(Image.new("RGB", (4, 4)), {"prompt": prompt}))
+    with refused(f"a.png.*{message}"):
+        pair(tmp_path, None)
 
 
 @pytest.mark.pipeline

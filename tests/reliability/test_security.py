@@ -1,10 +1,15 @@
 """Nothing from outside runs, leaves its folder, steers what shows it, or learns a secret."""
 
+import html
 import json
 import pickle
+import random
 import re
+import string
 import types
+from base64 import b64encode, urlsafe_b64encode
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import torch
@@ -20,6 +25,7 @@ from g2rpo_core.foundation.texts import markdown, steering, visible
 from g2rpo_core.hub.download import read_pickled
 from g2rpo_core.reporting import render as render_module
 from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.remote import HttpClient
 from g2rpo_core.rewards.spec import ServerSettings
 from g2rpo_core.rewards.unified_reward import ChatServer
 from tests.conftest import ROOT
@@ -194,6 +200,36 @@ def test_a_score_servers_echo_of_the_key_is_in_no_reason(status, said, monkeypat
         not any(CANARY[:length] in kept for length in (len(CANARY), 8))
         and kept.count("(the key o") == 2
     )
+
+
+OTHER_FORMS = {
+    "json": lambda text: json.dumps(json.dumps(text)),
+    "codes": lambda text: "".join(f"\\u{ord(char):04X}" for char in text),
+    "repr": lambda text: repr(repr(text)),
+    "address": lambda text: quote(quote(text, safe="")),
+    "every": lambda text: "".join(f"%{ord(char):02x}" for char in text),
+    "html": lambda text: html.escape(html.escape(text)),
+    "numbers": lambda text: "".join(f"&#{ord(char)};" for char in text),
+    "base64": lambda text: b64encode(text.encode()).decode().replace("/", "\\/"),
+    "of addresses": lambda text: urlsafe_b64encode(text.encode()).decode(),
+    "hex": lambda text: text.encode().hex(),
+}
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_a_key_is_found_in_an_answer_however_it_is_written(form, monkeypatch):
+    """40 keys of any characters in each form, behind any others: 400 answers."""
+    draw = random.Random(form)
+    monkeypatch.setenv("REWARD_KEY", CANARY)
+    client = HttpClient(ServerSettings(url="http://localhost:1", key_variable="REWARD_KEY"), "x")
+    for _ in range(40):
+        key, before, after = (
+            "".join(draw.choices(string.printable[:94], k=draw.randint(*span)))
+            for span in ((6, 40), (0, 5), (0, 5))
+        )
+        monkeypatch.setenv("REWARD_KEY", key)
+        said = client.without_key(OTHER_FORMS[form](f"{before} Bearer {key} {after}"))
+        assert said.count("(the key of REWARD_KEY)") >= 1, (key, said)
 
 
 @pytest.mark.pipeline

@@ -18,6 +18,7 @@ from g2rpo_core.estimate.machines import checked_machines
 from g2rpo_core.estimate.plan import make_plan
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.limits import LONGEST_TEXT
 from g2rpo_core.rewards.remote import MOST_BYTES, HttpClient
 from g2rpo_core.rewards.reward_protocol import answer, decode, encode, read_answer
 from g2rpo_core.rewards.scoring import score_all
@@ -428,3 +429,31 @@ def test_an_array_that_is_no_image_or_larger_than_it_says_is_refused():
         decode("data:application/x-npy;base64," + base64.b64encode(data).decode(), MOST)
     with pytest.raises(ValueError, match="400000000 pixels"):
         decode(encode([Image.new("1", (20_000, 20_000))], "png")[0], 2**28)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://[::1", "http://h:x", "http://h:99999", "http://h:-1", "http:///x", "http://xn--/"],
+)
+def test_what_is_no_address_is_refused_with_the_settings(url):
+    for name in ("hps", "unified_reward"):
+        with pytest.raises(ValueError, match=f"rewards.{name}.server.url: .*is no address"):
+            registry.settings_of({name: {"server": {"url": url, "key_variable": "K"}}}, name)
+
+
+def test_what_a_server_says_is_kept_in_few_characters_and_values():
+    """Megabytes of reasons were kept in a column."""
+    long = "x" * 10**6
+    reply = lambda body, number: (200, json.dumps({"scores": [None], "reasons": [long]}).encode())
+    with answering(reply, HEALTH | {"note": long, "label": long}) as served:
+        reward = reward_of(served)
+        (reason,) = reward.score_with_reasons(IMAGES_8[:1], PROMPTS[:1])[1]
+    assert {len(reward.health.note), len(reward.health.label)} == {LONGEST_TEXT + 1}
+    assert len(reason) < LONGEST_TEXT + 30 and reason.endswith("…")
+    for about in ({"version": long}, {"reward": long}, {"images": ["image/png"] * 1000}):
+        with answering(good, HEALTH | about) as served, refused("is not a score server", UserError):
+            reward_of(served)
+    many = lambda body, number: (200, b'{"scores": [' + b"[]," * 10**6 + b"[]]}")
+    with answering(many) as served:
+        (reason,) = reward_of(served).score_with_reasons(IMAGES_8[:1], PROMPTS[:1])[1]
+    assert reason == "not scores: an answer of over 100,000 values"

@@ -227,16 +227,20 @@ def test_a_connection_that_a_client_keeps_is_not_closed_under_it(hps):
     assert sockets[0] == sockets[1]
 
 
-def test_an_image_that_would_fill_the_memory_is_refused(hps):
-    bomb = encode([Image.new("1", (30_000, 5_000))], "png")[
-        0
-    ]  # few bytes, and twice is over what a request may have
-    response = post(hps, json={"prompts": ["a", "b"], "images": [bomb, bomb]})
-    assert (
-        response.status_code == 422
-        and "images: 1: 150000000 pixels; the images of a request may have"
-        in response.json()["detail"]
-    )
+@pytest.mark.parametrize(
+    "sides, reason",
+    [
+        ([(30_000, 5_000)], "images: 0: 150000000 pixels; the images of a request may have 262144"),
+        ([(500, 400)] * 2, "images: 1: 200000 pixels; the images of a request may have 62144 in"),
+        ([(8, 8), (1, 200_000)], "images: 1: has 1 x 200000 pixels, one side over 100 times"),
+        ([(101, 1)], "images: 0: has 101 x 1 pixels, one side over 100 times the other: crop it"),
+    ],
+)
+def test_an_image_that_would_fill_the_memory_is_refused(hps, sides, reason):
+    """Of few bytes each; with 1 MiB of body there are 2**18 pixels."""
+    bombs = encode([Image.new("1", side) for side in sides], "png")
+    response = post(hps, json={"prompts": ["a"] * len(bombs), "images": bombs})
+    assert response.status_code == 422 and reason in response.json()["detail"]
 
 
 def test_g2rpo_score_asks_the_server(hps, models, tmp_path):

@@ -4,6 +4,7 @@ import math
 import shutil
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
@@ -207,7 +208,7 @@ def lacks_a_column(file, table):
         ),
         (few_prompts, r"there are \d+ on 1: vote more"),
         (other_winner, "has the winner 'both', not left, equal, right"),
-        (leads_out, "names the image '../mine/.*', which leads out of its folder"),
+        (leads_out, "row 1: has the left_file '../mine/.*', which leads out of its folder"),
         (lacks_a_column, "has no column 'winner'"),
     ],
 )
@@ -218,3 +219,37 @@ def test_votes_that_cannot_be_used_are_refused_in_one_line(models, own, spoil, m
         settings = section(own)
     with refused(message):
         registry.load(["votes"], models, section=settings)
+
+
+NULLS = (None, float("nan"), pd.NA, pd.NaT)
+WRONG = {  # column -> values that are none of it
+    "prompt": (*NULLS, "", " ", "\u200b", "a\0b", "x" * 5000),
+    "winner": (*NULLS, "", "LEFT", 1, True),
+    "left_file": (*NULLS, "", "/etc/passwd", "../a.png", ".", "a/../../b"),
+    "right_sha256": (*NULLS, "", "0" * 63, "g" * 64, 0),
+    "right_run": (*NULLS, "", "a\x1bb"),
+    "left_seed": (*NULLS, -1, 0.5, 2**63, True, "1", float("inf")),
+    "time": (*NULLS, "yesterday"),
+    "voter": (*NULLS, "a\x07b", "x" * 5000),
+    "pair": ("a\0b",),
+}
+
+
+@pytest.mark.parametrize(
+    "column, value", [(column, value) for column, values in WRONG.items() for value in values]
+)
+def test_a_row_that_is_no_vote_is_named_with_what_is_wrong(own, column, value):
+    table = read_votes(own).astype({column: object})
+    table.at[2, column] = value
+    try:
+        table.to_parquet(own, index=False)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):  # no column holds both types
+        table.astype({column: str}).to_parquet(own, index=False)
+    with refused(f"mine.parquet: .*row 3: has the {column} .*, (which|not) "):
+        read_votes(own)
+
+
+def test_votes_of_before_pairs_were_counted_are_read(own):
+    table = read_votes(own)
+    table.drop(columns="pair").to_parquet(own, index=False)
+    assert read_votes(own).equals(table) and (table.pair == "").all()

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs, urlencode
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.config import Profile
@@ -22,6 +22,22 @@ from g2rpo_core.inference.runs import drawn_as, find_weights
 from g2rpo_core.rewards.registry import compares
 
 MANY = ("runs", "rewards")  # fields that a link may repeat
+KEPT = 30  # links in the history
+LONGEST_LINK = 2**16  # characters: a prompt of 5,000 whose every character takes twelve
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("a name is there twice")
+    return names
+
+
+# Of runs or rewards: each is drawn or computed, so that none counts twice
+Names = Annotated[
+    tuple[Annotated[str, Field(max_length=500)], ...],
+    Field(max_length=64, fail_fast=True),
+    AfterValidator(_distinct),
+]
 
 
 class ImageRequest(Settings):
@@ -39,8 +55,8 @@ class ImageRequest(Settings):
     )
     lora_scale: float = Field(ge=0, le=2)
     trained_share: float = Field(gt=0, le=1)
-    runs: tuple[str, ...] = Field(description="Trained runs to draw beside the base.")
-    rewards: tuple[str, ...]
+    runs: Names = Field(description="Trained runs to draw beside the base.")
+    rewards: Names
 
     @field_validator("prompt")
     @classmethod
@@ -106,13 +122,26 @@ def link(asked: ImageRequest) -> str:
 
 def from_link(query: str, usual: Mapping[str, object]) -> ImageRequest:
     """Read the request in a link; UserError if it does not fit; usual: for what it leaves out."""
-    given = parse_qs(query.removeprefix("?"), keep_blank_values=True)
+    try:
+        given = parse_qs(
+            query.removeprefix("?")[: LONGEST_LINK + 1], keep_blank_values=True, max_num_fields=200
+        )
+    except ValueError as error:
+        raise UserError(f"it has too many fields ({error})") from None
+    if len(query) > LONGEST_LINK:
+        raise UserError(f"it has over {LONGEST_LINK:,} characters")
     values = {
         key: tuple(filter(None, texts)) if key in MANY else texts[-1]
         for key, texts in given.items()
         if key in usual
     }
     return checked({**usual, **values})
+
+
+def kept_links(saved: object) -> list[str]:
+    """Return the history that a browser sends, which may be anything: at most KEPT links."""
+    links = saved if isinstance(saved, list) else []
+    return [text for text in links[:KEPT] if isinstance(text, str) and len(text) <= LONGEST_LINK]
 
 
 def answer(

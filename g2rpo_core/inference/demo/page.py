@@ -15,6 +15,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.inference.demo import views
 from g2rpo_core.inference.demo.answer import (
+    KEPT,
     MANY,
     DrawnImage,
     ImageRequest,
@@ -22,9 +23,11 @@ from g2rpo_core.inference.demo.answer import (
     checked,
     defaults,
     from_link,
+    kept_links,
     link,
     list_rewards,
 )
+from g2rpo_core.inference.demo.requests import SmallRequests
 from g2rpo_core.inference.demo.views import ALONE, HIDDEN
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS
@@ -35,7 +38,6 @@ from g2rpo_core.tasks import TASK_NAMES
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.weights.stored import weights_in
 
-KEPT = 30  # in the history
 FIELDS = tuple(ImageRequest.model_fields)
 THEME = gr.themes.Base(
     font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
@@ -55,14 +57,14 @@ class Actions:
         self.usual = defaults(painter.profile, list_runs())
         self.labels = labels(painter.profile.rewards)
 
-    def draw(self, saved: list[str], *values) -> tuple:
+    def draw(self, saved: object, *values) -> tuple:
         """Return the message, the images, the history and its list, and the link of the images."""
         try:
             asked = checked(dict(zip(FIELDS, values)))
             drawn = answer(self.painter, self.profile, self.list_runs(), asked)
         except Exception as error:  # noqa: BLE001 - the page shows one sentence, whatever happened
             return views.failure(error), gr.skip(), gr.skip(), gr.skip(), ""
-        kept = [link(asked), *(each for each in saved if each != link(asked))][:KEPT]
+        kept = [link(asked), *(each for each in kept_links(saved) if each != link(asked))][:KEPT]
         return "", self._images(asked, drawn), kept, views.history(kept, self.usual), link(asked)
 
     def _images(self, asked: ImageRequest, drawn: Sequence[DrawnImage]) -> str:
@@ -81,7 +83,7 @@ class Actions:
         """Draw as `draw` does if a link was followed; else leave the page as it is."""
         return self.draw(*values) if linked else (*[gr.skip()] * 4, "")
 
-    def restore(self, saved: list[str], request: gr.Request) -> tuple:
+    def restore(self, saved: object, request: gr.Request) -> tuple:
         """Return the history, whether a link was followed, an error message, and the inputs.
 
         Without a link the inputs stay as they are: on a slow machine somebody may already have
@@ -104,9 +106,16 @@ class Actions:
 
 
 def make_page(
-    painter: Painter, profile: str, list_runs: Callable[[], list[str]], open_to_all: bool
+    painter: Painter,
+    profile: str,
+    list_runs: Callable[[], list[str]],
+    open_to_all: bool,
+    votes: bool = True,
 ) -> gr.Blocks:
-    """Make the page of a profile; open_to_all: warn that others can reach it."""
+    """Make the page of a profile.
+
+    open_to_all: warn that others can reach it; votes: have the tab that takes votes.
+    """
     actions = Actions(painter, profile, list_runs)
     with gr.Blocks(title=f"g2rpo demo: {profile}", analytics_enabled=False) as page:
         gr.HTML(views.head(profile, open_to_all), elem_classes="g2-head", apply_default_css=False)
@@ -121,7 +130,8 @@ def make_page(
                 past = gr.HTML(
                     views.history([], actions.usual), elem_id="history", apply_default_css=False
                 )
-        if vote_tab := experimental("g2rpo_core.inference.demo.vote_tab"):
+        vote_tab = experimental("g2rpo_core.inference.demo.vote_tab") if votes else None
+        if vote_tab:
             vote_tab.add(painter, profile, list_runs, page)
         _report_tab()
         # What the browser keeps: the history, and the link as the page's address
@@ -232,7 +242,10 @@ def serve(page: gr.Blocks, host: str, port: int, browser: bool) -> str:
     guard = {
         "max_file_size": 1,
         "app_kwargs": {
-            "middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=names_of(host))]
+            "middleware": [
+                Middleware(TrustedHostMiddleware, allowed_hosts=names_of(host)),
+                Middleware(SmallRequests),
+            ]
         },
     }
     without = dict.fromkeys(

@@ -11,9 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.inference.demo.answer import DrawnImage, ImageRequest, from_link, link
+from g2rpo_core.inference.demo.answer import DrawnImage, ImageRequest, from_link, kept_links, link
 
 OPEN_TO_ALL = "Anyone who can reach this address can use the page: there is no password."
+VOTES_OF_ALL = "Whoever can reach this page decides the reward that is fitted to its votes."
 # the tables of images in reporting/templates/report.html.j2
 PAIRS = re.compile(r'<div class="scroll"><table class="pictures.*?</table></div>', re.DOTALL)
 
@@ -74,9 +75,9 @@ def images(
 def history(saved: object, usual: Mapping[str, object]) -> str:
     """Render the links to earlier images, without those that do not fit: browsers keep them."""
     past = []
-    for text in saved if isinstance(saved, list) else []:
+    for text in kept_links(saved):
         try:
-            past.append((asked := from_link(str(text), usual), link(asked)))
+            past.append((asked := from_link(text, usual), link(asked)))
         except UserError:
             continue
     return environment.get_template("history.html.j2").render(past=past)

@@ -12,11 +12,15 @@ from typing import Any
 from uuid import uuid4
 
 from PIL.Image import Image
+from pydantic import Field, ValidationError
 from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.data.prompts import captions, given_prompts, load_prompts
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.texts import normalized, unseen
+from g2rpo_core.foundation.files import in_one_line
+from g2rpo_core.foundation.settings import Settings, problems_of
+from g2rpo_core.foundation.texts import normalized, unprintable, unseen
+from g2rpo_core.inference.demo.answer import Names
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import png
 from g2rpo_core.inference.runs import drawn_as, find_weights
@@ -26,6 +30,13 @@ from g2rpo_core.tasks import TASK_NAMES
 
 OFFERED = 50  # training prompts that the page begins with
 LONGEST_NAME = 100  # characters of a voter's name
+
+
+class PairRequest(Settings):
+    """What the tab sends to have a pair drawn."""
+
+    prompts: str = Field(max_length=2**18, description="A line each.")
+    runs: Names
 
 
 @dataclass(frozen=True)
@@ -76,16 +87,20 @@ def draw_pair(
     painter: Painter,
     profile: str,
     offered: Sequence[str],
-    prompts: str,
-    runs: Sequence[str],
+    prompts: object,
+    runs: object,
     chance: random.Random,
 ) -> Pair:
     """Draw a prompt by two of the runs from one noise; by a single run from two noises.
 
-    prompts: a line each; offered: the allowed runs. UserError for no prompt or run, for another
-    run, and for a prompt that is too long.
+    prompts, runs: of a `PairRequest`, unchecked; offered: the allowed runs. UserError for no prompt
+    or run, for another run, and for a prompt that is too long.
     """
-    lines = [line for line in prompts.splitlines() if not unseen(line)]
+    try:
+        asked = PairRequest.model_validate({"prompts": prompts, "runs": runs}, strict=False)
+    except ValidationError as error:
+        raise UserError(in_one_line(problems_of(error, PairRequest))) from None
+    lines, runs = [line for line in asked.prompts.splitlines() if not unseen(line)], asked.runs
     if not lines:
         raise UserError("write prompts to vote on, one on each line")
     if not runs:
@@ -115,14 +130,16 @@ def draw_pair(
     return Pair(prompt.text, candidate(first, seeds[0]), candidate(second, seeds[1]))
 
 
-def keep(file: Path, pair: Pair, winner: str, voter: str) -> None:
-    """Append the vote on a pair to the file (see `add_vote`); UserError for too long a name.
+def keep(file: Path, pair: Pair, winner: str, voter: object) -> None:
+    """Append the vote on a pair to the file (see `add_vote`).
 
-    winner: left, right or equal.
+    winner: left, right or equal. UserError for too long a name, or one that no file takes.
     """
-    name = normalized(voter)
-    if len(name) > LONGEST_NAME:
-        raise UserError(f"a voter's name has at most {LONGEST_NAME} characters")
+    name = normalized(voter if isinstance(voter, str) else "")
+    if len(name) > LONGEST_NAME or unprintable(name):
+        raise UserError(
+            f"a voter's name has at most {LONGEST_NAME} characters, none of which controls a text"
+        )
     sides = dict(zip(SIDES, (pair.left, pair.right)))
     about = {
         f"{side}_{key}": value
@@ -130,4 +147,5 @@ def keep(file: Path, pair: Pair, winner: str, voter: str) -> None:
         for key, value in (("run", one.run), ("seed", one.seed))
     }
     images = {side: png(one.image, one.origin) for side, one in sides.items()}
-    add_vote(file, {"prompt": pair.prompt, "winner": winner, "voter": name, **about}, images)
+    vote = {"prompt": pair.prompt, "winner": winner, "voter": name, "pair": pair.id, **about}
+    add_vote(file, vote, images)

@@ -4,14 +4,17 @@ Experimental: main works without it.
 """
 
 import random
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 import gradio as gr
 
 from g2rpo_core.evaluation.settings import EvaluationSettings
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.runs import BASE
-from g2rpo_core.inference.demo.views import ALONE, HIDDEN, environment, failure
+from g2rpo_core.inference.demo.views import ALONE, HIDDEN, VOTES_OF_ALL, environment, failure
 from g2rpo_core.inference.demo.vote import Pair, draw_pair, offered_prompts
 from g2rpo_core.inference.demo.vote import keep as keep_vote
 from g2rpo_core.inference.painter import Painter
@@ -19,6 +22,11 @@ from g2rpo_core.inference.votes import file_of
 from g2rpo_core.rewards.votes import EQUAL
 
 SKIP = "skip"
+# Votes in a minute, of all who vote here together: more than people give who look at the images,
+# fewer than a script would. Names and sessions are free, so no limit for each would hold
+MOST_A_MINUTE = 30
+# One press at a time, of whichever button and session
+ONE_PRESS = {**HIDDEN, "concurrency_limit": 1, "concurrency_id": "vote"}
 CHOICES = {
     "left": "Left is better",
     EQUAL: "Both are equal",
@@ -32,8 +40,9 @@ class Actions:
 
     def __init__(self, painter: Painter, profile: str, list_runs: Callable[[], list[str]]):
         self.painter, self.profile, self.list_runs = painter, profile, list_runs
+        self.times = deque[float](maxlen=MOST_A_MINUTE)  # of the last votes
 
-    def next_pair(self, pair: Pair | None, prompts: str, runs: list[str]) -> tuple:
+    def next_pair(self, pair: Pair | None, prompts: object, runs: object) -> tuple:
         """Return the message, the images, the next pair and its id; skip if one has no vote."""
         if pair is not None:
             return (gr.skip(),) * 4
@@ -45,16 +54,19 @@ class Actions:
             return failure(error), "", None, ""
         return gr.skip(), render_pair(pair, self.painter.profile.evaluation), pair, pair.id
 
-    def keep(self, choice: str, pair: Pair | None, shown: str, voter: str) -> tuple:
+    def keep(self, choice: str, pair: Pair | None, shown: str, voter: object) -> tuple:
         """Keep a choice; return which image was whose, and no pair.
 
-        A choice for another pair than the one on the page does not count.
+        A choice for another pair than the one on the page does not count, nor a second one.
         """
         if pair is None or pair.id != shown:
             return gr.skip(), gr.skip()
         try:
             if choice != SKIP:
+                if len(self.times) == MOST_A_MINUTE and time.monotonic() < self.times[0] + 60:
+                    raise UserError(f"{MOST_A_MINUTE} votes within a minute: wait a little")
                 keep_vote(file_of(self.profile), pair, choice, voter)
+                self.times.append(time.monotonic())
         except Exception as error:  # noqa: BLE001 - the page shows one sentence, whatever happened
             return failure(error), gr.skip()
         return voted(pair, choice), None
@@ -88,6 +100,7 @@ def add(
                 info="need not be given; it is kept with your votes",
                 elem_id="voter",
             )
+            gr.Markdown(VOTES_OF_ALL)
             start = gr.Button("Draw a pair", variant="primary", elem_id="vote-start")
         with gr.Column(scale=5, min_width=280):
             images = gr.HTML(elem_id="pair", apply_default_css=False)
@@ -106,7 +119,7 @@ def add(
     )
     for choice, button in buttons.items():
         button.click(
-            partial(actions.keep, choice), [pair, shown, voter], [message, pair], **HIDDEN
+            partial(actions.keep, choice), [pair, shown, voter], [message, pair], **ONE_PRESS
         ).then(actions.next_pair, given, after, show_progress_on=[images], **ALONE)
     page.load(lambda: gr.CheckboxGroup(choices=actions.list_runs()), None, runs, **HIDDEN)
 

@@ -20,6 +20,7 @@ from g2rpo_core.inference.demo.answer import (
     checked,
     defaults,
     from_link,
+    kept_links,
     link,
     list_rewards,
 )
@@ -83,6 +84,35 @@ def test_what_was_typed_is_escaped_wherever_it_is_shown(usual):
     assert "&lt;img src=x" in views.history(
         [link(asked), 3, "?steps=x"], usual
     )  # and what the browser kept of others is left out
+
+
+@pytest.mark.parametrize(
+    "values, complaint",
+    [
+        ({"runs": ["g2rpo-1"] * 2}, "runs: .*is there twice"),
+        ({"rewards": ["hps"] * 2}, "rewards: .*is there twice"),
+        ({"runs": [f"g2rpo-{number}" for number in range(65)]}, "runs: .* at most 64 items"),
+        ({"runs": ["g2rpo-1"] * 10_000}, "it has too many fields"),
+        ({"rewards": ["x" * 501]}, "rewards.*: .* at most 500 characters"),
+        ({"colour": "x" * 2**16}, "it has over 65,536 characters"),
+    ],
+)
+def test_a_link_names_each_run_once_and_few(usual, values, complaint):
+    with refused(complaint):
+        from_link(urlencode({"prompt": PROMPT, **values}, doseq=True), usual)
+
+
+ANYTHING = [None, 1, True, "?prompt=a", {}, {"a": [1]}, [None], [["?"]], [{}, 3.5, "\ud800"]]
+
+
+@pytest.mark.parametrize("saved", ANYTHING)
+def test_a_browsers_history_may_be_anything(usual, saved):
+    assert "prompt=" not in views.history(saved, usual)
+
+
+def test_of_a_browsers_history_thirty_links_are_read(usual):
+    links = [f"?prompt=a+{number}" for number in range(100)] + ["?prompt=" + "a" * 10**6]
+    assert views.history(links, usual).count("<a ") == 30 == len(kept_links(links))
 
 
 def small():

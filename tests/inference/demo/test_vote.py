@@ -3,6 +3,8 @@
 import io
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gradio as gr
 import numpy as np
@@ -14,11 +16,11 @@ from g2rpo_core.config import load_profile
 from g2rpo_core.data.prompts import Prompt, write_prompts
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.demo.vote import draw_pair, keep, offered_prompts
-from g2rpo_core.inference.demo.vote_tab import Actions, render_pair
+from g2rpo_core.inference.demo.vote_tab import MOST_A_MINUTE, Actions, render_pair
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.runs import find_weights
 from g2rpo_core.inference.votes import file_of
-from g2rpo_core.rewards.votes import read_images, read_votes
+from g2rpo_core.rewards.votes import WINS, read_images, read_votes
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tasks.task import held_out
 from tests.fixtures.projects import small_project
@@ -127,9 +129,38 @@ def test_a_press_counts_once_and_only_for_the_pair_that_was_shown(painter):
     assert len(read_votes(file_of("tiny"))) == 1
 
 
+def test_buttons_that_are_pressed_at_once_give_a_pair_one_vote(painter):
+    """Each press sees the pair, as it does in a page that is open twice."""
+    actions = Actions(painter, "tiny", lambda: RUNS)
+    *_, pair, shown = actions.next_pair(None, PROMPTS, RUNS)
+    with ThreadPoolExecutor() as pool:
+        said = list(
+            pool.map(lambda choice: actions.keep(choice, pair, shown, "Ann")[0], list(WINS) * 3)
+        )
+    assert len(read_votes(file_of("tiny"))) == 1 and read_votes(file_of("tiny")).pair[0] == pair.id
+    assert sum("this pair has its vote already" in each for each in said) == 8
+
+
+def test_no_more_votes_count_in_a_minute_than_people_give(painter):
+    actions = Actions(painter, "tiny", lambda: RUNS)
+    first = actions.next_pair(None, PROMPTS, RUNS)[2]
+    said = [
+        actions.keep("left", pair, pair.id, f"voter {number}")[0]
+        for number in range(MOST_A_MINUTE + 5)
+        for pair in [replace(first, id=str(number))]
+    ]
+    assert len(read_votes(file_of("tiny"))) == MOST_A_MINUTE
+    assert sum("30 votes within a minute: wait a little" in each for each in said) == 5
+
+
 @pytest.mark.parametrize(
     "prompts, runs, complaint",
     [
+        ("x" * (2**18 + 1), RUNS, "prompts: String should have at most 262144 characters"),
+        (None, RUNS, "prompts: Input should be a valid string"),
+        (PROMPTS, "base", "runs: Input should be a valid tuple"),
+        (PROMPTS, ["base", None], "runs.1: Input should be a valid string"),
+        (PROMPTS, ["base"] * 2, "a name is there twice"),
         (" \n\n", RUNS, "write prompts to vote on, one on each line"),
         (PROMPTS, [], "tick the runs to compare"),
         (
