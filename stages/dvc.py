@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from g2rpo_core.foundation.errors import attempt
-from g2rpo_core.foundation.texts import reason
+from g2rpo_core.foundation.texts import echo, reason
 from stages.paths import RunPaths
 
 if TYPE_CHECKING:  # DVC is an extra
@@ -36,14 +36,14 @@ def commit(
     if options_of(stage, project) != {
         name: value for name, value in vars(args).items() if value is not None
     }:
-        print(
+        echo(
             f"DVC does not know this run: {project / 'params.yaml'} does not name its profile, "
             "method and seed",
             file=sys.stderr,
         )
         return False
     if not attempt(unchanged)[0]:  # or no longer readable
-        print(
+        echo(
             "DVC does not know this run: its settings, code or inputs have changed since it began",
             file=sys.stderr,
         )
@@ -55,13 +55,13 @@ def commit(
     if not done.returncode:
         done = _dvc("commit", "--force", stage, project=project)
     if done.returncode:
-        print(
+        echo(
             f"DVC does not know this run yet ({reason(done.stderr)}); before the next dvc repro, "
             f"run: {commit_command(stage, project)}",
             file=sys.stderr,
         )
         return False
-    print(f"dvc status knows this run as {stage}")
+    echo(f"dvc status knows this run as {stage}")
     return True
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from g2rpo_core.cli.options import read_profile
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.inference.demo.page import make_page, serve
 from g2rpo_core.inference.demo.views import OPEN_TO_ALL, VOTES_OF_ALL
 from g2rpo_core.inference.painter import Painter
@@ -43,7 +44,7 @@ def demo(
 
     # Load the models before the page appears
     painter = Painter(settings, Path("models", profile), device)
-    print(f"loading the models of {profile} ...", flush=True)
+    echo(f"loading the models of {profile} ...")
     painter.policy(None)
     painter.encoders  # noqa: B018 - loads them
     painter.load_rewards([name for name in settings.training.rewards if not compares(name)])
@@ -54,8 +55,8 @@ def demo(
     votes = not public if votes is None else votes
     serving = serve(make_page(painter, profile, list_runs, public, votes), host, port, open)
     if public:
-        print(OPEN_TO_ALL)
-        print(f"warning: {VOTES_OF_ALL}" if votes else "The page takes no votes; --votes lets it.")
-    print(f"the demo of {profile} is at {serving}; Ctrl-C ends it", flush=True)
+        echo(OPEN_TO_ALL)
+        echo(f"warning: {VOTES_OF_ALL}" if votes else "The page takes no votes; --votes lets it.")
+    echo(f"the demo of {profile} is at {serving}; Ctrl-C ends it")
     with suppress(KeyboardInterrupt):
         ended.wait()

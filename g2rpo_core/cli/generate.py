@@ -13,6 +13,7 @@ from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import writing
 from g2rpo_core.foundation.runs import BASE
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS, Pictures
 from g2rpo_core.inference.runs import drawn_as, find_weights
@@ -92,9 +93,9 @@ def draw_all(
                 if pictures.grid:
                     kept[drawn].append(images)
                 for path in pictures.write(drawn, number, images):
-                    print(path)
+                    echo(path)
         for path in pictures.write_last(kept):
-            print(path)
+            echo(path)
 
 
 def check_grid(images: int, size: EvaluationSettings) -> None:

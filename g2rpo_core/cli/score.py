@@ -9,7 +9,7 @@ import pandas as pd
 from g2rpo_core.cli.options import read_rewards, resolve_alias
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_text, write_whole, writing
-from g2rpo_core.foundation.texts import visible
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import LOCK
 from g2rpo_core.inference.folder import LISTS, Parts, pair, score_images, written_alone
 from g2rpo_core.inference.runs import tiny_rewards
@@ -97,7 +97,7 @@ def _write(
             table.to_csv(index=False) if out.suffix == ".csv" else table.to_parquet(index=False),
         )
     means = ", ".join(f"{name} {table[name].mean():.4f}" for name in scorers)
-    print(f"{out}: {len(table)} images, mean {means}{' (' + visible(note) + ')' if note else ''}")
+    echo(f"{out}: {len(table)} images, mean {means}{f' ({note})' if note else ''}")
     _check_missing(table, list(scorers), section)
 
 

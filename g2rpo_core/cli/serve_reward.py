@@ -14,6 +14,7 @@ import uvicorn
 
 from g2rpo_core.cli.options import read_rewards, resolve_alias
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.numerics.processes import device_of
@@ -50,19 +51,18 @@ def serve_reward(
                 if key
                 else "no key is needed: anyone"
             )
-            print(
+            echo(
                 f"note: {host} can be reached from outside; {who} who reaches it can have images "
                 "scored",
                 file=sys.stderr,
             )
         health = served.health
         note = f" ({health.note})" if health.note else ""
-        print(
+        echo(
             f"{url} serves {health.reward}: {health.label}{note}, version {health.version}",
-            flush=True,
         )
         answer(served, listener)
-    print("stopped")
+    echo("stopped")
 
 
 def answer(served: Served, listener: socket.socket) -> None:

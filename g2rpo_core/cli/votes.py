@@ -13,6 +13,7 @@ from g2rpo_core.cli.options import read_profile, resolve_alias
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import existing
 from g2rpo_core.foundation.manifest import sha256
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.inference.votes import about, agreement, file_of, share, win_rates
@@ -41,23 +42,23 @@ def votes(profile: str | None, file: Path | None, reward: list[str] | None) -> N
         raise UserError(f"--reward {unknown[0]}: unknown; there are {', '.join(named)}")
     file, models = file or file_of(profile), Path("models", profile)
     table = read_votes(existing(file))
-    print(about(file, table))
+    echo(about(file, table))
     for line in win_rates(table):
-        print(line)
+        echo(line)
     # Rewards that exist, one after the other
     device = device_of(None)
     for name in names:
         scorer = load([name], models, device, settings.rewards)[name]
-        print(f"{named[name]} ({name}) agrees with {agreement(name, scorer, file, table)}")
+        echo(f"{named[name]} ({name}) agrees with {agreement(name, scorer, file, table)}")
     if note := tiny_rewards(names, models):
-        print(f"note: scores are from {note}")
+        echo(f"note: scores are from {note}")
     # The reward that could be fitted
     lines, problems = attempt(partial(describe_head, file, table, models, device, settings.rewards))
     for line in [
         *(lines or ()),
         *(f"no reward from these votes: {problem}" for problem in problems),
     ]:
-        print(line)
+        echo(line)
 
 
 def describe_head(

@@ -19,6 +19,7 @@ import torch
 
 from g2rpo_core.distributed.process_group import Processes, ProcessGroup, join, num_processes
 from g2rpo_core.foundation.errors import STATUS_FOLDER, TRANSIENT_STATUS, UserError
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.numerics.parent import LAUNCHER, die_with_parent
 
 STATUS = 128 + signal.SIGTERM
@@ -76,7 +77,7 @@ def join_processes(
     if "WORLD_SIZE" not in os.environ:
         count, gpus = num_processes(asked, items), torch.cuda.device_count()
         if asked == "auto" and count < gpus:
-            print(
+            echo(
                 f"processes: auto: {count} of {gpus} GPUs, "
                 f"as {items} prompts per iteration are shared evenly",
                 file=sys.stderr,
@@ -162,7 +163,7 @@ def main() -> None:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
             why = "; the system does this when memory is short" if failure.exitcode == -9 else ""
-            print(
+            echo(
                 f"error: process {rank} was ended by signal {-failure.exitcode}{why}: "
                 "the same command resumes from the last checkpoint",
                 file=sys.stderr,

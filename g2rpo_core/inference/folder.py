@@ -17,8 +17,10 @@ from g2rpo_core.data.rows import COLUMNS, read_marked, read_rows
 from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line, read_table, reading, write_whole
+from g2rpo_core.foundation.manifest import find_whole, write_manifest
 from g2rpo_core.foundation.texts import (
     comparable,
+    echo,
     natural,
     normalized,
     unprintable,
@@ -150,7 +152,7 @@ def _rows(folder: Path, home: Path, prompts: Path, files: list[str]) -> list[tup
             f"{visible(files[place])} is {visible(texts[place])!r}"
             for place in dict.fromkeys((0, len(files) - 1))
         ]
-        print(
+        echo(
             f"note: line n is for the n-th image in natural order: {', …, '.join(ends)}",
             file=sys.stderr,
         )
@@ -242,7 +244,7 @@ def check_images(folder: Path, files: list[str], rewards: Iterable[str] = ()) ->
     if wrong:
         raise UserError(in_one_line(wrong))
     if moving:
-        print(
+        echo(
             f"note: of what moves, one frame is scored: {visible(in_one_line(moving))}",
             file=sys.stderr,
         )
@@ -297,7 +299,7 @@ class Parts:
     def get(self, part: slice) -> pd.DataFrame | None:
         """Return the scores of a part; None if they are missing or one could not be had."""
         file = self._file(part)
-        if not file.exists():
+        if find_whole(file.with_suffix(".json"), self.folder) is None:
             return None
         scores = read_table(file)
         told = [name.removesuffix("_reason") for name in scores.filter(regex="_reason$")]
@@ -305,7 +307,9 @@ class Parts:
 
     def put(self, part: slice, scores: pd.DataFrame) -> None:
         """Keep the scores of a part."""
-        write_whole(self._file(part), scores.to_parquet(index=False))
+        file = self._file(part)
+        write_whole(file, scores.to_parquet(index=False))
+        write_manifest(file.with_suffix(".json"), self.folder, [file.name])
 
     def discard(self) -> None:
         """Remove them: the table is written."""

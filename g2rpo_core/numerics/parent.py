@@ -22,7 +22,7 @@ def die_with_parent(parent: int | None = None) -> None:
         parent = parent or os.getppid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            print(
+            print(  # noqa: T201 - of numbers alone, before anything is imported
                 f"error: process {os.getpid()} ends, because its launcher, process {parent}, "
                 "has ended",
                 file=sys.stderr,

@@ -11,7 +11,8 @@ import hashlib
 import hmac
 import importlib.metadata
 import json
-import logging
+import sys
+import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.rewards.limits import MOST_LETTERS, has_few_values
 from g2rpo_core.rewards.preprocess import opaque
 from g2rpo_core.rewards.reward_protocol import (
@@ -43,7 +45,6 @@ from g2rpo_core.rewards.reward_protocol import (
 from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.rewards.spec import Reward
 
-log = logging.getLogger(__name__)
 AT_ONCE = 8  # requests that are decoded and scored at once, and fit into memory at their largest
 # Of a body: what a pixel of 8-bit RGB takes in base64. So one limit holds bytes and pixels: few
 # bytes of a PNG become no more memory than a body that may be sent
@@ -208,10 +209,10 @@ def score_request(served: Served, data: bytes | bytearray, turn: Lock) -> dict[s
             return answer(score_images(served, images, prompts))
     except UserError as error:
         reason = str(error)
-    except (
-        Exception
-    ) as error:  # a reward's code may raise anything; the next request may still be scored
-        log.exception("%s failed", served.health.reward)
+    # A reward's code may raise anything; the next request may still be scored
+    except Exception as error:  # noqa: BLE001
+        lines = traceback.format_exc().splitlines()
+        echo(f"{served.health.reward} failed:", *lines, file=sys.stderr)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     raise Refused(500, f"{served.health.reward} failed: {reason}")
 

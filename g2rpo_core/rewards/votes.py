@@ -27,8 +27,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from pydantic import Field
-from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.errors import UserError
@@ -42,7 +41,7 @@ from g2rpo_core.foundation.files import (
     whole,
     write_whole,
 )
-from g2rpo_core.foundation.manifest import sha256
+from g2rpo_core.foundation.manifest import find_whole, sha256, write_manifest
 from g2rpo_core.foundation.settings import Scale
 from g2rpo_core.foundation.texts import unprintable, unseen
 from g2rpo_core.hub.model_store import ModelStore
@@ -307,20 +306,16 @@ def kept_head(models: ModelStore, scorer: CosineScore, settings: VotesSettings) 
         "dtype": settings.dtype,
         "form": FORM,
     }
-    about = {
-        "fitted_from": json.dumps(decides)
-    }  # one text: safetensors writes several in any order
     file = check(settings)
-    head = file.with_suffix(".safetensors")
+    head, mark = file.with_suffix(".safetensors"), file.with_suffix(".head.json")
     with one_at_a_time(lock_of(file)):
         check(settings)  # somebody may have voted meanwhile
-        if head.exists():
-            with reading(head, "delete it, and it is fitted again"), safe_open(head, "pt") as kept:
-                if kept.metadata() == about:
-                    return kept.get_tensor("weights")
+        if find_whole(mark, head.parent) == decides:
+            return load(head.read_bytes())["weights"]
         table = read_votes(file)
         weights = fit(differences(scorer, file, table), won(table), settings.l2).float()
-        write_whole(head, save({"weights": weights}, about))
+        write_whole(head, save({"weights": weights}))
+        write_manifest(mark, head.parent, [head.name], decides)
     return weights
 
 
