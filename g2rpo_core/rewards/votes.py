@@ -45,7 +45,6 @@ from g2rpo_core.foundation.manifest import find_whole, sha256, write_manifest
 from g2rpo_core.foundation.settings import Scale
 from g2rpo_core.foundation.texts import unprintable, unseen
 from g2rpo_core.hub.model_store import ModelStore
-from g2rpo_core.rewards.limits import MOST_LETTERS
 from g2rpo_core.rewards.preprocess import Images, read_image
 from g2rpo_core.rewards.similarity import CosineScore, clip_score
 from g2rpo_core.rewards.spec import VIT_H_14, Reward, RewardSpec, ScorerSettings
@@ -60,6 +59,7 @@ SCHEMA = pa.schema(
     | {f"{side}_{name}": kind for side in SIDES for name, kind in _OF_A_SIDE.items()}
     | {"time": pa.timestamp("us", tz="UTC"), "voter": pa.string(), "pair": pa.string()}
 )
+LONGEST_TEXT = 5000  # characters, as of the demo's prompts
 SINCE = {"pair": ""}  # a column that older files do not have -> its value there
 LEAST_VOTES, LEAST_PROMPTS = 30, 5  # to fit: votes that are not `equal`, and their prompts
 FOLDS = 5
@@ -109,12 +109,12 @@ def read_votes(file: Path) -> pd.DataFrame:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= MOST_LETTERS and not unprintable(value)
+    return isinstance(value, str) and len(value) <= LONGEST_TEXT
 
 
 def _is_inside(value: Any) -> bool:
     """Say whether a value is the path of a file in the folder of the votes."""
-    path = PurePosixPath(value) if _is_text(value) and value else PurePosixPath("/")
+    path = PurePosixPath(value if _is_text(value) and not unprintable(value) else "/")
     return bool(path.name) and not path.is_absolute() and ".." not in path.parts
 
 

@@ -117,11 +117,11 @@ def ask_beside(url: str, ask: Callable[[], httpx.Response], other: str) -> httpx
     "mib, sizes",
     [
         (1, [2**12, MIB - 2**12, 2 * MIB]),
-        pytest.param(32, [2**k for k in range(10, 27, 2)], marks=pytest.mark.slow),
+        pytest.param(32, [2**k for k in range(10, 27, 4)], marks=pytest.mark.slow),
     ],
 )
 def test_a_reward_server_holds_its_memory_whatever_it_is_asked(models, tmp_path, mib, sizes):
-    """29 kinds in 3 sizes are 87 bodies, in 9 sizes 261."""
+    """29 kinds in 3 sizes are 87 bodies, in 5 sizes 145."""
     words = ["--reward", "pickscore", "--models", models, "--max-request-mib", mib]
     with serving(*words, folder=tmp_path) as server:
         post = lambda body: httpx.post(
@@ -203,11 +203,11 @@ SENT: dict[str, Callable[[int], tuple]] = {
     "sizes",
     [
         [2**9, 2**19],
-        pytest.param([2**k for k in range(6, 27, 2)], marks=pytest.mark.slow),
+        pytest.param([2**k for k in range(8, 25, 4)], marks=pytest.mark.slow),
     ],
 )
 def test_a_demo_holds_its_memory_whatever_a_browser_sends(models, tmp_path, sizes):
-    """13 kinds in 2 sizes, to two events each, are 52 requests; in 11 sizes 286."""
+    """13 kinds in 2 sizes, to two events each, are 52 requests; in 5 sizes 130."""
     project = small_project(tmp_path, models)
     with demo(project) as (url, process), httpx.Client(trust_env=False, timeout=HUNG) as client:
         config = client.get(f"{url}/config").json()

@@ -19,7 +19,7 @@ from g2rpo_core.data.prompts import captions, given_prompts, load_prompts
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line
 from g2rpo_core.foundation.settings import Settings, problems_of
-from g2rpo_core.foundation.texts import normalized, unprintable, unseen
+from g2rpo_core.foundation.texts import normalized, unseen, visible
 from g2rpo_core.inference.demo.answer import Names
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import png
@@ -133,13 +133,12 @@ def draw_pair(
 def keep(file: Path, pair: Pair, winner: str, voter: object) -> None:
     """Append the vote on a pair to the file (see `add_vote`).
 
-    winner: left, right or equal. UserError for too long a name, or one that no file takes.
+    winner: left, right or equal. UserError for too long a name; its
+    controlling characters are kept as their codes.
     """
     name = normalized(voter if isinstance(voter, str) else "")
-    if len(name) > LONGEST_NAME or unprintable(name):
-        raise UserError(
-            f"a voter's name has at most {LONGEST_NAME} characters, none of which controls a text"
-        )
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"a voter's name has at most {LONGEST_NAME} characters")
     sides = dict(zip(SIDES, (pair.left, pair.right)))
     about = {
         f"{side}_{key}": value
@@ -147,5 +146,11 @@ def keep(file: Path, pair: Pair, winner: str, voter: object) -> None:
         for key, value in (("run", one.run), ("seed", one.seed))
     }
     images = {side: png(one.image, one.origin) for side, one in sides.items()}
-    vote = {"prompt": pair.prompt, "winner": winner, "voter": name, "pair": pair.id, **about}
+    vote = {
+        "prompt": pair.prompt,
+        "winner": winner,
+        "voter": visible(name),
+        "pair": pair.id,
+        **about,
+    }
     add_vote(file, vote, images)
