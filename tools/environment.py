@@ -273,7 +273,7 @@ def install_torch(folder: Path, pins: dict[str, str]) -> None:
         raise Failure(f"TORCH={build}: pip installed torch {version} instead; .venv is as it was")
     more = (
         ", because no index has the CPU build for this Python: 3 GB more"
-        if build == "cpu" and "+cpu" not in version
+        if build == "cpu" and "+cu" in version
         else ""
     )
     print(f"environment: that is torch {version}{more}", flush=True)

@@ -32,8 +32,8 @@ def reason(output: str) -> str:
         for line in map(str.strip, ("it wrote nothing\n" + output).splitlines())
         if line and not line.startswith("Having any troubles?")
     ]
-    said = next(filter(REASON.match, reversed(lines)), lines[-1])
-    return visible(REASON.sub("", said, count=1))[:300]
+    last = next(filter(REASON.match, reversed(lines)), lines[-1])
+    return visible(REASON.sub("", last, count=1))[:300]
 
 
 def steering(text: str) -> str | None:
