@@ -23,8 +23,9 @@ from prefect.logging import get_run_logger
 
 from g2rpo_core.config import load_run
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, read_json, read_numbers, reading
+from g2rpo_core.foundation.files import complaint, read_json, reading
 from g2rpo_core.foundation.runs import HELDOUT_CURVE, SCRATCH
+from g2rpo_core.foundation.tables import read_numbers
 from g2rpo_core.foundation.texts import natural, visible
 from g2rpo_core.reporting import charts
 from pipeline.graph import Stage

@@ -24,9 +24,9 @@ from g2rpo_core.config import load_profile, load_study, profile_path, resolve
 from g2rpo_core.evaluation.results import SCORES, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_table
 from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.foundation.settings import name_problem
+from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.reporting.comparison import SAME, Side, changed_settings, changes
 from g2rpo_core.reporting.recorded import read_results, scores_in

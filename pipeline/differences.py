@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file
 
-from g2rpo_core.foundation.files import read_json, read_table, reading, whole
+from g2rpo_core.foundation.files import read_json, reading, whole
+from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.foundation.texts import FEW, leaves, some, visible
 
 SHORT = 32  # characters of a text that a line shows

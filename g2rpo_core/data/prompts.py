@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from g2rpo_core.data.rows import read_rows
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import TEXT, complaint, existing, read_table, reading, write_whole
+from g2rpo_core.foundation.files import complaint, existing, reading, write_whole
+from g2rpo_core.foundation.tables import TEXT, read_table
 from g2rpo_core.foundation.texts import comparable, echo, normalized, unprintable, unseen, visible
 from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.tasks.table import TASKS

@@ -14,7 +14,8 @@ import pandas as pd
 
 from g2rpo_core.data import FORMATS
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, in_one_line, read_table, reading
+from g2rpo_core.foundation.files import complaint, in_one_line, reading
+from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.foundation.texts import normalized, unprintable, unseen, visible
 
 MISSING: Any = object()  # a field that a row of a csv does not have

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.foundation.files import COUNT, NUMBER, TEXT, or_null
+from g2rpo_core.foundation.tables import COUNT, NUMBER, TEXT, or_null
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,8 +15,9 @@ from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.evaluation.results import MEASURES, SCORES, image_folder, measure_diversity
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.foundation.files import read_table, write_whole
+from g2rpo_core.foundation.files import write_whole
 from g2rpo_core.foundation.manifest import find_whole, write_manifest
+from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import check_missing, note_cut, score_table

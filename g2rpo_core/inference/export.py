@@ -24,8 +24,9 @@ from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import TransientError, UserError
-from g2rpo_core.foundation.files import read_table, reading, write_json
+from g2rpo_core.foundation.files import reading, write_json
 from g2rpo_core.foundation.runs import BASE, evaluation_folder
+from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.foundation.texts import echo, markdown
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.inference.runs import find_place

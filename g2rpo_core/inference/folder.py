@@ -16,8 +16,9 @@ from tqdm import tqdm
 from g2rpo_core.data.rows import COLUMNS, read_marked, read_rows
 from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import in_one_line, read_table, reading, write_whole
+from g2rpo_core.foundation.files import in_one_line, reading, write_whole
 from g2rpo_core.foundation.manifest import find_whole, write_manifest
+from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.foundation.texts import (
     comparable,
     echo,

@@ -25,15 +25,7 @@ from g2rpo_core.evaluation.ceiling import CEILING
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES, chosen, reported
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import (
-    COUNT,
-    check_values,
-    complaint,
-    existing,
-    read_json,
-    read_numbers,
-    read_table,
-)
+from g2rpo_core.foundation.files import complaint, existing, read_json
 from g2rpo_core.foundation.runs import (
     BASE,
     TRAINING_RECORDS,
@@ -43,6 +35,7 @@ from g2rpo_core.foundation.runs import (
     read_lock,
     run_name,
 )
+from g2rpo_core.foundation.tables import COUNT, check_values, read_numbers, read_table
 from g2rpo_core.foundation.texts import comparable
 from g2rpo_core.numerics.probe import describe_numerics
 from g2rpo_core.numerics.processes import version_of

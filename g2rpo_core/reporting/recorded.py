@@ -9,8 +9,9 @@ from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.evaluation.results import SCORES
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, read_table, read_text, reading
+from g2rpo_core.foundation.files import complaint, read_text, reading
 from g2rpo_core.foundation.runs import is_base, run_name
+from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.reporting.measured import Compared
 from g2rpo_core.reporting.tables import DTYPES, Run, part_of
 

@@ -35,7 +35,6 @@ from g2rpo_core.foundation.files import (
     complaint,
     existing,
     in_one_line,
-    read_table,
     reading,
     shown,
     whole,
@@ -43,6 +42,7 @@ from g2rpo_core.foundation.files import (
 )
 from g2rpo_core.foundation.manifest import find_whole, sha256, write_manifest
 from g2rpo_core.foundation.settings import Scale
+from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.foundation.texts import unprintable, unseen
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards.preprocess import Images, read_image

@@ -29,9 +29,10 @@ from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
 from g2rpo_core.data.prompts import Prompt, load_prompts, normalized, read_prompts, write_prompts
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaints, read_json, read_numbers, read_yaml
+from g2rpo_core.foundation.files import complaints, read_json, read_yaml
 from g2rpo_core.foundation.manifest import describe_files
 from g2rpo_core.foundation.runs import read_lock
+from g2rpo_core.foundation.tables import read_numbers
 from g2rpo_core.foundation.texts import markdown, steering, visible
 from g2rpo_core.hub.model_store import LOCK, ModelStore, write_lock
 from g2rpo_core.inference.folder import pair
