@@ -400,11 +400,14 @@ def load_records(path: Path, processes: ProcessGroup = ALONE) -> list[dict]:
             mine = dict(sorted(manifest["files"].items())[processes.rank :: processes.size])
             if not {RECORDS, ".metadata"} <= manifest["files"].keys():
                 raise UserError(f"{MANIFEST} lists no records")
-            problem = next(iter(damages(path, mine)), None)
-    except UserError:
-        problem = f"no readable {MANIFEST}"
+            if wrong := damages(path, mine):
+                problem = complaint(path, f"is damaged ({wrong[0]})")
+    except UserError as error:
+        problem = complaint(path, f"is damaged (no readable {MANIFEST})")
+        if isinstance(error.__cause__, PermissionError):  # it may well be whole
+            problem = str(error)
     if problem := processes.first(problem):
-        raise UserError(complaint(path, f"is damaged ({problem})"))
+        raise UserError(problem)
     records = read_json(path / RECORDS, list)
     if not records or not all(
         isinstance(record, dict) and "iteration" in record for record in records

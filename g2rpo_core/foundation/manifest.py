@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from g2rpo_core.foundation.errors import UserError, attempt
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import (
     complaint,
     in_one_line,
@@ -83,11 +83,16 @@ def find_whole(file: Path, folder: Path, ignored: Iterable[str] = ()) -> Mapping
 
     If the manifest or a file is damaged, or if a folder whose files are all named has another one,
     a line on stderr says what is wrong, and None is returned: the caller makes the files again.
-    ignored: files that the folder may have beside those.
+    ignored: files that the folder may have beside those. UserError for what may not be read.
     """
     if not file.exists():
         return None
-    found: Any = attempt(lambda: read_sealed(file))[0]
+    found: Any = None
+    try:
+        found = read_sealed(file)
+    except UserError as error:
+        if isinstance(error.__cause__, PermissionError):  # it may well be whole
+            raise
     wrong = damages(folder, found["files"]) if found else [f"{file.name} is damaged"]
     if not wrong and found["all"]:
         surplus = set(_names(folder)) - found["files"].keys() - set(ignored)

@@ -16,6 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from g2rpo_core.foundation.claims import one_at_a_time, take
 from g2rpo_core.foundation.files import write_whole
+from g2rpo_core.foundation.manifest import write_manifest
 from g2rpo_core.foundation.permissions import share_weights
 
 Path("made", "part").mkdir(parents=True)
@@ -25,6 +26,7 @@ write_whole(Path("made/table.json"), "{}")
 take("train", "run")
 with one_at_a_time(Path("made/index.lock")):
     pass
+write_manifest(Path("whole.json"), Path("made"))
 """
 
 
@@ -44,7 +46,7 @@ def test_every_file_has_the_mode_that_the_umask_says(tmp_path, umask, mode):
     done = run(WRITES, tmp_path, umask)
     assert done.returncode == 0, done.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) == 4 and {path.stat().st_mode & 0o777 for path in files} == {mode}
+    assert len(files) == 5 and {path.stat().st_mode & 0o777 for path in files} == {mode}
 
 
 def test_models_and_weights_have_the_mode_of_their_folders(models, policy, tmp_path):
@@ -61,6 +63,7 @@ import os
 from pathlib import Path
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.manifest import find_whole
 os.setgroups([]), os.setgid({group}), os.setuid({user})
 """  # once all is imported: Python itself may be in a folder of root's
 
@@ -82,14 +85,15 @@ def test_a_colleague_of_the_group_reads_and_locks_with_a_umask_of_two(tmp_path):
         assert (done.returncode, done.stdout) == (0, f"{{}} {COLLEAGUE}\n"), done.stderr
         # Without the group: whose it is, and not how to make it again
         (tmp_path / "made").chmod(0o700)
-        code = (
-            BECOMES.format(user=COLLEAGUE, group=COLLEAGUE) + "read_json(Path('made/table.json'))"
-        )
-        done = run(code, tmp_path, 0o002)
-        assert done.stderr.splitlines()[-1].endswith(
-            "made/table.json: cannot be read (Permission denied); "
-            f"root can let you read {tmp_path / 'made'}, with chmod -R g+rX or a umask of 0002"
-        )
+        for call in (
+            "read_json(Path('made/table.json'))",
+            "find_whole(Path('whole.json'), Path('made'))",
+        ):
+            done = run(BECOMES.format(user=COLLEAGUE, group=COLLEAGUE) + call, tmp_path, 0o002)
+            assert done.stderr.splitlines()[-1].endswith(
+                ": cannot be read (Permission denied); "
+                f"root can let you read {tmp_path / 'made'}, with chmod -R g+rX or a umask of 0002"
+            )
     finally:
         for path, mode in above:
             path.chmod(mode & 0o7777)
