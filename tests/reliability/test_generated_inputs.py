@@ -446,32 +446,11 @@ class TestRows:
 class TestReports:
     @draws(damages)
     def test_damaged_records_and_scores(self, folder, how):
-        table = pd.DataFrame(
-            {
-                "iteration": range(5),
-                "num_forward_evals": 1,
-                "num_transitions": 1,
-                "old_policy_ratio_error": 0.0,
-            }
-        )
-        table.to_parquet(folder / "whole-records.parquet")
-        score = {
-            "method": "g2rpo",
-            "seed": 1,
-            "checkpoint": "final",
-            "steps": 2,
-            "prompt_id": "p",
-            "style": "",
-            "reward": "hps",
-        }
-        pd.DataFrame([score | {"score": 0.5, "reason": None}] * 5).to_parquet(
-            folder / "whole-results.parquet"
-        )
-        for name, read in (("records", read_training_records), ("results", read_scores)):
-            damage(folder / f"whole-{name}.parquet", folder / f"{name}.parquet", how)
-            found = read_or_none(
-                lambda read=read: SimpleNamespace(table=read(("g2rpo", 1), folder))
-            )
+        for name in ("records", "results"):
+            whole = folder / f"whole-{name}.parquet"
+            pd.DataFrame([ROWS[name]] * 5).to_parquet(whole)
+            damage(whole, folder / f"{name}.parquet", how)
+            found = read_or_none(lambda name=name: SimpleNamespace(table=READERS[name](folder)))
             assert found is None or len(found.table)
 
     @draws(damages)
