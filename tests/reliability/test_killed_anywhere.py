@@ -15,11 +15,8 @@ from tests.fixtures.commands import run_module
     "processes, kills",
     [
         (1, {"embed": 2, "train": 4, "evaluate": 3, "report": 2}),
-        pytest.param(2, {"train": 4, "evaluate": 2}, marks=pytest.mark.engines),
-        pytest.param(
-            1, {"embed": 5, "train": 8, "report": 6, "models": 4}, marks=pytest.mark.engines
-        ),
-        pytest.param(2, {"train": 12, "evaluate": 8}, marks=pytest.mark.engines),
+        pytest.param(1, {"train": 6, "report": 4, "models": 2}, marks=pytest.mark.engines),
+        pytest.param(2, {"train": 8, "evaluate": 4}, marks=pytest.mark.engines),
     ],
 )
 def test_stages_killed_at_any_moment_end_with_the_same_bits(project, processes, kills):
