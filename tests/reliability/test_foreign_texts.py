@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from ruamel.yaml import YAML
+from safetensors.torch import save_file
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.foundation.texts import steering
@@ -213,6 +215,33 @@ def lock_of_models(home: Path, text: str) -> tuple:
     return score(home, "images")
 
 
+def study_to_report(home: Path, text: str) -> tuple:
+    return main, "report", "--study", of_a_file(text)
+
+
+def profile_to_plan(home: Path, text: str) -> tuple:
+    return main, "plan", "--profile", of_a_file(text), "--gpus", "1"
+
+
+def code_of_a_reward(home: Path, text: str) -> tuple:
+    mine = {"extends": "small", "rewards": {"mine": {"class": f"os:{text}"}}}
+    yaml(home / "profiles" / "mine.yaml", mine)
+    pictures(home, "a circle")
+    return main, "score", "--reward", "mine", "--profile", "mine", "images"
+
+
+def class_of_a_base_model(home: Path, text: str) -> tuple:
+    index = home / "models" / "small" / "pipeline" / "model_index.json"
+    yaml(index, json.loads(index.read_text()) | {"_class_name": text})
+    return main, "generate", "--profile", "small", "--out", "drawn", "a circle"
+
+
+def names_of_weights(home: Path, text: str) -> tuple:
+    save_file({writable(text): torch.zeros(2, 2)}, home / "lora.safetensors")
+    words = ("--profile", "small", "--out", "drawn", "--run", "lora.safetensors", "a circle")
+    return main, "generate", *words
+
+
 PLACES: list[Callable[[Path, str], tuple]] = [
     prompt_in_a_list,
     file_in_a_list,
@@ -236,6 +265,11 @@ PLACES: list[Callable[[Path, str], tuple]] = [
     winner_of_a_vote,
     reward_to_score_by,
     lock_of_models,
+    study_to_report,
+    profile_to_plan,
+    code_of_a_reward,
+    class_of_a_base_model,
+    names_of_weights,
 ]
 
 
