@@ -12,7 +12,7 @@ import torch
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import Terminated
-from g2rpo_core.models.policy import Policy
+from g2rpo_core.models.policy import Policy, snapshot
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.training.experience import NonFiniteError
 from g2rpo_core.training.loop import CURVE, finish, train
@@ -225,7 +225,11 @@ def test_a_finished_run_goes_on_to_a_later_end(
         policy.transformer.load_state_dict(begin)
         monitor = MonitorSettings(every=2, prompts=1, rewards=("redness",))
         trainer = make_trainer(
-            small_method("g2rpo"), iterations=iterations, lr_scheduler=lr_scheduler, monitor=monitor
+            small_method("g2rpo"),
+            iterations=iterations,
+            lr_scheduler=lr_scheduler,
+            monitor=monitor,
+            snapshots=(2,),
         )
         end = "training.iterations" if lr_scheduler == "constant" else None
         folder = checkpoint.scratch(
@@ -235,6 +239,7 @@ def test_a_finished_run_goes_on_to_a_later_end(
         heldout = lambda: {"heldout_redness": policy.transformer.proj_out.weight.sum().item()}
         records = train(trainer, folder, heldout, lambda record: seen.append(record["iteration"]))
         finish(trainer, folder, records)
+        assert any(snapshot(folder / "out", 2).rglob("*.safetensors"))
         checkpoint.release(folder)
         weights = {name: value.clone() for name, value in policy.transformer.state_dict().items()}
         return [
