@@ -15,7 +15,7 @@ from g2rpo_core.foundation.files import writing
 from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.inference.painter import Painter
-from g2rpo_core.inference.pictures import MOST_STEPS, Pictures
+from g2rpo_core.inference.pictures import MOST_STEPS, SEEN, Pictures
 from g2rpo_core.inference.runs import drawn_as, find_weights
 from g2rpo_core.sampling.settings import SamplingSettings
 
@@ -100,7 +100,8 @@ def draw_all(
 
 def check_grid(images: int, size: EvaluationSettings) -> None:
     """Check that a picture of so many images can be held and opened; UserError otherwise."""
-    if images > 1 and images * size.height * size.width > MOST_PIXELS:
+    pixels = images * max(size.height, SEEN) * max(size.width, SEEN)
+    if images > 1 and pixels > MOST_PIXELS:
         raise UserError(
             f"generate: --grid: {images} images of {size.width} x {size.height} are too many for "
             f"one picture of {MOST_PIXELS // 2**20} megapixels: omit it, or draw fewer"

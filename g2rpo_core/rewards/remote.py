@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -197,6 +198,7 @@ def forms_of(key: str) -> list[re.Pattern[str]]:
     return [re.compile("".join(map(_character, text))) for text in dict.fromkeys(texts)]
 
 
+@cache
 def _character(char: str) -> str:
     """Return the pattern of a character in all its forms; each begins with a letter of its own."""
     code, plain = f"(?i:{ord(char):02x})", re.escape(char)

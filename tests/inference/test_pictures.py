@@ -3,7 +3,9 @@
 import numpy as np
 import torch
 
+from g2rpo_core.cli.generate import check_grid
 from g2rpo_core.inference.pictures import side_by_side
+from tests.fixtures.errors import refused
 
 
 def test_runs_stand_side_by_side_in_the_order_given_with_names_and_prompts():
@@ -39,3 +41,9 @@ def test_runs_stand_side_by_side_in_the_order_given_with_names_and_prompts():
     for row in range(3):
         top = places[0, row, 0, 0]
         assert (sheet[top - 14 : top] < 100).any()
+
+
+def test_a_grid_that_nobody_could_open_is_refused_before_it_is_drawn(tiny):
+    check_grid(14_563, tiny.evaluation)  # of 96 x 96, to which small images are enlarged
+    with refused("generate: --grid: 14564 images of 32 x 32 are too many for one picture of 128"):
+        check_grid(14_564, tiny.evaluation)

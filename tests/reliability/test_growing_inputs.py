@@ -30,6 +30,7 @@ from tests.fixtures.waiting import HUNG, until
 pytestmark = pytest.mark.pipeline
 MIB = 2**20
 JSON = {"Content-Type": "application/json"}
+WITH_KEY = {**JSON, "Authorization": "Bearer s3cret-of-ours"}
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -123,10 +124,18 @@ def ask_beside(url: str, ask: Callable[[], httpx.Response], other: str) -> httpx
 def test_a_reward_server_holds_its_memory_whatever_it_is_asked(models, tmp_path, mib, sizes):
     """29 kinds in 3 sizes are 87 bodies, in 5 sizes 145."""
     words = ["--reward", "pickscore", "--models", models, "--max-request-mib", mib]
-    with serving(*words, folder=tmp_path) as server:
-        post = lambda body: httpx.post(
-            f"{server.url}/score", content=body, headers=JSON, trust_env=False, timeout=HUNG
+    words += ["--key-variable", "REWARD_KEY"]
+    with serving(*words, folder=tmp_path, REWARD_KEY="s3cret-of-ours") as server:
+        post = lambda body, headers=WITH_KEY: httpx.post(
+            f"{server.url}/score", content=body, headers=headers, trust_env=False, timeout=HUNG
         )
+        # Without the key no body is read
+        before = peak(server.process)
+        for kind in ("numbers", "lists", "texts"):
+            body = BODIES[kind](32 * MIB)
+            refused = ask_beside(server.url, lambda body=body: post(body, JSON), "/health")
+            assert refused.status_code == 401
+        assert peak(server.process) - before < 16 * MIB
         assert post(asked([PIXEL] * 256, ["a"] * 256)).status_code == 200
         before = peak(server.process)
         for kind, make in BODIES.items():
@@ -141,19 +150,6 @@ def test_a_reward_server_holds_its_memory_whatever_it_is_asked(models, tmp_path,
                 assert grown < 12 * mib * MIB + 96 * MIB, (kind, size, grown // MIB)
         assert post(asked([PIXEL], ["a"])).status_code == 200
         assert "Traceback" not in server.log.read_text()
-
-
-def test_without_a_key_no_body_is_read(models, tmp_path):
-    words = ["--reward", "hps", "--models", models, "--key-variable", "REWARD_KEY"]
-    with serving(*words, folder=tmp_path, REWARD_KEY="s3cret-of-ours") as server:
-        before = peak(server.process)
-        for kind in ("numbers", "lists", "texts"):
-            body = BODIES[kind](48 * MIB)
-            post = lambda body=body: httpx.post(
-                f"{server.url}/score", content=body, headers=JSON, trust_env=False, timeout=HUNG
-            )
-            assert ask_beside(server.url, post, "/health").status_code == 401
-        assert peak(server.process) - before < 32 * MIB
 
 
 @contextmanager

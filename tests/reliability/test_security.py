@@ -218,11 +218,11 @@ OTHER_FORMS = {
 
 @pytest.mark.parametrize("form", OTHER_FORMS)
 def test_a_key_is_found_in_an_answer_however_it_is_written(form, monkeypatch):
-    """40 keys of any characters in each form, behind any others: 400 answers."""
+    """10 keys of any characters in each form, behind any others: 100 answers."""
     draw = random.Random(form)
     monkeypatch.setenv("REWARD_KEY", CANARY)
     client = HttpClient(ServerSettings(url="http://localhost:1", key_variable="REWARD_KEY"), "x")
-    for _ in range(40):
+    for _ in range(10):
         key, before, after = (
             "".join(draw.choices(string.printable[:94], k=draw.randint(*span)))
             for span in ((6, 40), (0, 5), (0, 5))
