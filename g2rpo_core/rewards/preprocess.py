@@ -32,7 +32,7 @@ from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, reading, whole
-from g2rpo_core.rewards.limits import OPEN, count_frames, problem_of_image  # noqa: F401 - OPEN
+from g2rpo_core.rewards.limits import count_frames, problem_of_image
 
 # Of CLIP's images
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -121,10 +121,10 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         return Image.fromarray(np.rint(np.asarray(image, dtype=np.float32) / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
+        kind = "32-bit numbers" if image.mode == "I" else "floating-point numbers"
         raise ValueError(
-            f"is of mode {image.mode}: "
-            f"{'32-bit' if image.mode == 'I' else 'floating-point'} numbers, whose black and white "
-            "are not known: save it with 8 or 16 bits"
+            f"is of mode {image.mode}: {kind}, whose black and white are not known: "
+            "save it with 8 or 16 bits"
         )
     return image
 

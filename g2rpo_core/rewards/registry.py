@@ -213,10 +213,8 @@ def compares(name: str) -> bool:
 
 def refuse_comparing(where: str, name: str, section: Section) -> str:
     """Return why a reward that `compares` cannot be used where single images are scored."""
-    return (
-        f"{where}: {name} compares images of a group: train on it, "
-        f"evaluate by {getattr(settings_of(section, name), 'judged_by', '')}"
-    )
+    judge = getattr(settings_of(section, name), "judged_by", "")
+    return f"{where}: {name} compares images of a group: train on it, evaluate by {judge}"
 
 
 def measured_by(weights: Mapping[str, float], section: Section) -> dict[str, float]:
@@ -230,11 +228,12 @@ def measured_by(weights: Mapping[str, float], section: Section) -> dict[str, flo
 
 def labels(section: Section) -> dict[str, str]:
     """Return the names in reports of all rewards, built-in or in the section `rewards`."""
-    return {name: spec.label for name, spec in REWARDS.items()} | {
+    custom = {
         name: str(entry.get("label") or name)
         for name, entry in section.items()
         if name not in REWARDS
     }
+    return {name: spec.label for name, spec in REWARDS.items()} | custom
 
 
 def max_missing(names: Sequence[str], section: Section) -> dict[str, float]:

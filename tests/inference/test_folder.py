@@ -15,8 +15,8 @@ from g2rpo_core.foundation.texts import natural
 from g2rpo_core.inference.folder import batches, check_images, pair
 from g2rpo_core.inference.pictures import TEXT, png
 from g2rpo_core.rewards import registry
-from g2rpo_core.rewards.limits import MOST_FRAMES
-from g2rpo_core.rewards.preprocess import OPEN, check_pairs, in_eight_bits, read_image
+from g2rpo_core.rewards.limits import MOST_FRAMES, OPEN
+from g2rpo_core.rewards.preprocess import check_pairs, in_eight_bits, read_image
 from tests.fixtures.errors import refused
 from tests.fixtures.images import photograph
 
