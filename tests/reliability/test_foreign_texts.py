@@ -294,7 +294,7 @@ def copied(project: Path, home: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", PLACES)
 def test_no_text_controls_the_terminal_of_a_command(finished, tmp_path, place, many):
-    for text in drawn(MANY // 20 if many else 1):
+    for text in drawn(MANY // 40 if many else 1):
         with copied(finished, tmp_path / "project") as home:
             command, *words = place(home, text)
             done = run_here(command, *words, folder=home)

@@ -23,7 +23,7 @@ from tests.fixtures.projects import git
 from tests.reliability.conftest import make_checkout, stage
 from tests.reliability.test_by_hand import change
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow, pytest.mark.engines]
 EVALUATE, TRAIN = "evaluate@g2rpo-1", "train@g2rpo-1"
 FOLDERS = ("models", "prompts", "embeddings", "runs", "evaluations", "reports/metrics")
 KILLED = """
