@@ -103,46 +103,47 @@ def scratch(
     identity = _identity(settings, dependencies)
     home = ROOT / stage / name
     folder = home / _digest(identity)
-    # Go on from an earlier attempt that only had another end, or say why it does not continue
     if not folder.exists():
-        for other in sorted(home.glob(f"*/{IDENTITY}")):
-            theirs = _read_identity(other)
-            changed = [
-                key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)
-            ]
-            if (
-                end
-                and changed == [end]
-                and last_iteration(folder) < last_iteration(other.parent) <= int(identity[end])
-            ):
-                last = checkpoints(other.parent)[-1]
-                taken = shutil.ignore_patterns(*OF_ONE_ATTEMPT)
-                shutil.copytree(
-                    other.parent, folder, ignore=taken, copy_function=link, dirs_exist_ok=True
-                )
-                echo(
-                    f"goes on from {last}: only {end} changed, "
-                    f"from {theirs[end]} to {identity[end]}",
-                    file=sys.stderr,
-                )
-                continue
-            if not changed:
-                continue
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            what = (
-                "keeps the finished run of other settings"
-                if (other.parent / FINISHED).exists()
-                else "is not resumed"
-            )
-            echo(
-                f"{other.parent} {what}: {', '.join(changed[:3])}{more} changed; it can be deleted",
-                file=sys.stderr,
-            )
+        _go_on(folder, identity, end)
     for left in home.glob("*.gone"):
         shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / IDENTITY, json.dumps(identity, sort_keys=True).encode())
     return _shared(folder, processes)
+
+
+def _go_on(folder: Path, identity: Mapping[str, str], end: str | None) -> None:
+    """Take the checkpoints of an earlier attempt that only had another end into a new folder.
+
+    Print which attempt that is, and why another one is not resumed.
+    """
+    for other in sorted(folder.parent.glob(f"*/{IDENTITY}")):
+        theirs = _read_identity(other)
+        changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
+        if not changed:
+            continue
+        if (
+            end
+            and changed == [end]
+            and last_iteration(folder) < last_iteration(other.parent) <= int(identity[end])
+        ):
+            last = checkpoints(other.parent)[-1]
+            taken = shutil.ignore_patterns(*OF_ONE_ATTEMPT)
+            shutil.copytree(
+                other.parent, folder, ignore=taken, copy_function=link, dirs_exist_ok=True
+            )
+            echo(
+                f"goes on from {last}: only {end} changed, from {theirs[end]} to {identity[end]}",
+                file=sys.stderr,
+            )
+            continue
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        finished = (other.parent / FINISHED).exists()
+        what = "keeps the finished run of other settings" if finished else "is not resumed"
+        echo(
+            f"{other.parent} {what}: {', '.join(changed[:3])}{more} changed; it can be deleted",
+            file=sys.stderr,
+        )
 
 
 def still_decide(

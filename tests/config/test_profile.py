@@ -124,7 +124,7 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
         (
             REWARDS,
             "unified_reward: {server: {url: here, model: m}}",
-            "rewards.unified_reward.server.url: String should match pattern",
+            "rewards.unified_reward.server.url: is no address: it has no host",
         ),
         (REWARDS, "red: 1", "rewards.red: Input should be an object (got '1')"),
         (

@@ -115,7 +115,7 @@ def test_cross_validation_predicts_votes_on_prompts_it_has_not_seen(fitted):
     assert cross_validate(alone, learned_by_heart, 1.0) == (VOTES // 2, VOTES)
 
 
-def test_the_head_is_kept_beside_the_votes_and_fitted_again_for_others(models, own):
+def test_the_head_is_kept_beside_the_votes_and_fitted_again_for_others(models, own, capsys):
     prompts, images, _ = pairs(8, seed=2)
     score = lambda **settings: registry.load(["votes"], models, section=section(own, **settings))[
         "votes"
@@ -127,11 +127,10 @@ def test_the_head_is_kept_beside_the_votes_and_fitted_again_for_others(models, o
     assert torch.equal(score(), first) and head.stat().st_mtime_ns == written
     assert not torch.equal(score(l2=100.0), first)
     assert torch.equal(score(), first) and head.read_bytes() == kept  # bit for bit
-    head.write_bytes(b"damaged")
-    with pytest.raises(
-        UserError, match=r"mine.safetensors: cannot be read: .*; delete it, and it is fitted again"
-    ):
-        score()
+    for damaged in (b"damaged", kept[:-1] + bytes([kept[-1] ^ 1])):
+        head.write_bytes(damaged)
+        assert torch.equal(score(), first) and head.read_bytes() == kept
+        assert "mine.safetensors has" in capsys.readouterr().err
 
 
 def test_a_score_is_the_head_on_the_features(models, scorer, own):
