@@ -28,7 +28,7 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 EXTRAS = {  # what only the extra brings
-    "demo": {"gradio"},
+    "demo": {"gradio", "starlette"},
     "serve": {"fastapi", "uvicorn"},
     "report": {"altair", "dvc", "scipy", "vl_convert"},
     "flows": {"altair", "dvc", "fastapi", "prefect", "scipy", "sqlalchemy", "vl_convert"},
