@@ -1,12 +1,11 @@
 """Write images named by prompt and seed, with their settings inside, never over another one."""
 
 import csv
-import fcntl
 import io
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -18,7 +17,7 @@ from PIL.PngImagePlugin import PngInfo
 from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.foundation.claims import one_at_a_time
+from g2rpo_core.foundation.claims import is_locked, one_at_a_time
 from g2rpo_core.foundation.files import read_text, reading, write_whole
 from g2rpo_core.foundation.texts import natural
 
@@ -120,7 +119,7 @@ class Pictures:
         """Return what other living processes are going to write here; remove what the dead left."""
         plans: dict[str, object] = {}
         for path in self.folder.glob(f"{LOCK}-*"):
-            if _is_locked(path):
+            if is_locked(path):
                 plans |= json.loads(read_text(path))
             else:
                 path.unlink(missing_ok=True)
@@ -217,16 +216,6 @@ def side_by_side(
 def _named(run: str) -> str:
     """Return a run's name, or its path, as part of a file's name."""
     return run.replace("/", "_")
-
-
-def _is_locked(path: Path) -> bool:
-    """Say whether a living process is in a block of `one_at_a_time` of a file."""
-    with suppress(OSError), path.open("rb") as file:  # gone, or on a disk without locks
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _is_free(path: Path, about: dict[str, object]) -> bool:

@@ -9,10 +9,8 @@ import base64
 import io
 import json
 import os
-import socket
 import struct
 import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,9 +21,10 @@ import httpx
 import pytest
 
 from tests.conftest import ROOT
+from tests.fixtures.demo import demo_process
 from tests.fixtures.projects import small_project
 from tests.fixtures.score_server import serving
-from tests.fixtures.waiting import HUNG, until
+from tests.fixtures.waiting import HUNG
 
 pytestmark = pytest.mark.pipeline
 MIB = 2**20
@@ -155,24 +154,11 @@ def test_a_reward_server_holds_its_memory_whatever_it_is_asked(models, tmp_path,
 @contextmanager
 def demo(project: Path) -> Iterator[tuple[str, subprocess.Popen]]:
     """`g2rpo demo` as a process; its log must have no traceback but of what Gradio refuses."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    log = project / "demo.log"
-    command = [sys.executable, "-m", "g2rpo_core.cli", "demo", "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=project, env=environment, stdout=output, stderr=output
-        )
-    try:
-        until(lambda: process.poll() is not None or "Ctrl-C ends it" in log.read_text())
-        assert process.poll() is None, log.read_text()
-        yield f"http://127.0.0.1:{port}", process
+    with demo_process(project, environment) as (url, process, log):
+        yield url, process
         said = log.read_text()
         assert said.count("Traceback") == said.count("gradio.exceptions.Error: "), said[-3000:]
-    finally:
-        process.terminate()
-        process.wait(timeout=HUNG)
 
 
 LINK = "?prompt=a+red+circle&seed=1"

@@ -4,8 +4,6 @@ import base64
 import io
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from urllib.parse import parse_qs, urlsplit
@@ -19,6 +17,7 @@ from g2rpo_core.rewards.votes import SIDES, read_images, read_votes
 from tests.conftest import ROOT
 from tests.fixtures.browser import Page, open_page
 from tests.fixtures.commands import refusal
+from tests.fixtures.demo import demo_process
 from tests.fixtures.projects import small_project
 from tests.fixtures.waiting import HUNG, until
 
@@ -55,8 +54,6 @@ def project(models, tmp_path_factory):
 def address(project, trap):
     """The demo of a project with a run of whole weights and one of a LoRA."""
     (project / "reports").symlink_to(ROOT / "reports")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     proxies = dict.fromkeys(
         ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), trap.address
     )
@@ -74,20 +71,9 @@ def address(project, trap):
         environment.pop(name, None)
     (project / "uploads").mkdir()
     environment["GRADIO_TEMP_DIR"] = str(project / "uploads")
-    log = project / "demo.log"
-    command = [sys.executable, "-m", "g2rpo_core.cli", "demo", "--port", str(port)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=project, env=environment, stdout=output, stderr=output
-        )
-    try:
-        until(lambda: process.poll() is not None or "Ctrl-C ends it" in log.read_text())
-        assert process.poll() is None, log.read_text()
-        yield f"http://127.0.0.1:{port}/"
+    with demo_process(project, environment) as (url, _, log):
+        yield f"{url}/"
         assert "Traceback" not in log.read_text() and "Anybody" not in log.read_text()
-    finally:
-        process.terminate()
-        process.wait(timeout=HUNG)
     assert list((project / "uploads").iterdir()) == []
 
 
