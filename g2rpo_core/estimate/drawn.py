@@ -64,10 +64,14 @@ def share(blocks: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def fill(module: torch.nn.Module, device: torch.device) -> None:
-    """Allocate and draw empty parameters: matrices N(0, 1 / inputs), norms' weights 1, biases 0."""
-    empty = [name for name, parameter in module.named_parameters() if parameter.is_meta]
+    """Allocate and draw what is empty: matrices N(0, 1 / inputs), norms' weights 1, biases 0.
+
+    Buffers that a file would hold, as SD3's position embeddings, are drawn like matrices.
+    """
+    tensors = lambda: {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    empty = [name for name, tensor in tensors().items() if tensor.is_meta]
     allocate(module, device)
-    drawn = dict(module.named_parameters())
+    drawn = tensors()
     for name in empty:
         if drawn[name].ndim > 1:
             drawn[name].normal_(std=drawn[name][0].numel() ** -0.5)

@@ -37,8 +37,19 @@ print(json.dumps(peaks))
 """
 
 
+@pytest.fixture
+def empty_memory_is_nan(monkeypatch):
+    """Else it mostly holds zeros or small numbers, and a tensor left out is seen by luck."""
+    before = torch.are_deterministic_algorithms_enabled()
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
 @SMALLS
 @pytest.mark.parametrize("quantized", [None, "int8", "nf4"])
+@pytest.mark.usefixtures("empty_memory_is_nan")
 def test_it_is_the_published_class_in_bfloat16_and_computes(base, small, quantized):
     with torch.device("meta"):
         plain = {
