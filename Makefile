@@ -6,10 +6,12 @@ PYTHON ?= python3
 TORCH ?= auto
 TOOLS := .cache/tools/bin
 BIN := .venv/bin
+# glibc fills new memory, so that a test of code that reads what nobody wrote fails always, not by luck.
+FILLED := MALLOC_PERTURB_=1
 # One worker per core; tests of a file stay together because they share fixtures.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := $(FILLED) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 # Slow tests often wait, for servers and for processes that they started: one worker more. Their longest files start first (tests/conftest.py).
-PYTEST_WAITING := $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST_WAITING := $(FILLED) $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 export NO_MKDOCS_2_WARNING = 1
