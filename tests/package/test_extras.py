@@ -289,7 +289,7 @@ def started(environment: "Environment", *words: object, folder: Path, until: str
             if until in line:
                 break
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)  # a shell's background job ignores SIGINT
         process.communicate()
 
 
