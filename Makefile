@@ -6,7 +6,7 @@ PYTHON ?= python3
 TORCH ?= auto
 TOOLS := .cache/tools/bin
 BIN := .venv/bin
-# glibc fills new memory, so that a test of code that reads what nobody wrote fails always, not by luck.
+# glibc fills new memory, so that code that reads what nobody wrote computes with huge numbers in every run.
 FILLED := MALLOC_PERTURB_=1
 # One worker per core; tests of a file stay together because they share fixtures.
 PYTEST := $(FILLED) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile

@@ -68,7 +68,7 @@ def fill(module: torch.nn.Module, device: torch.device) -> None:
 
     Buffers that a file would hold, as SD3's position embeddings, are drawn like matrices.
     """
-    tensors = lambda: {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = lambda: dict([*module.named_parameters(), *module.named_buffers()])
     empty = [name for name, tensor in tensors().items() if tensor.is_meta]
     allocate(module, device)
     drawn = tensors()
