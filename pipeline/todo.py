@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dvc.dependency.param import ParamsDependency
@@ -29,6 +30,7 @@ from stages.paths import REPORTS
 
 SETTINGS = REPORTS / "profile.yaml"
 TIMINGS = REPORTS / "timings"
+NEVER = "never run"
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def due(repo: Repo) -> Iterator[Due]:
             if each.name in found and each.name != "profile"
         ]
         if stage.name not in ran_once:
-            reasons = ["never run"]
+            reasons = [NEVER]
         elif (last := ran_once[stage.name].get("cmd")) != stage.cmd:
             reasons = [f"last run as {last}"]
         else:
@@ -133,7 +135,14 @@ def due(repo: Repo) -> Iterator[Due]:
         ]
         restored = restorable(stage, params, coming)
         coming.update(restored or dict.fromkeys((str(out.def_path) for out in stage.outs), None))
-        yield Due(stage.name, "; ".join(reasons), seconds_of(stage.name), restored is not None)
+        seconds = None
+        if stage.name.startswith("train@"):
+            after, last, seconds = training_ahead(stage.name, run.profile)
+            if after and not before and not restored:
+                # A run with a checkpoint is one that has run
+                reasons = [each for each in reasons if each != NEVER]
+                reasons.append(f"resumes after iteration {after} of {last}")
+        yield Due(stage.name, "; ".join(reasons), seconds, restored is not None)
 
 
 def changes(stage: Any, params: Params) -> Iterator[str]:
@@ -173,14 +182,25 @@ def at(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def seconds_of(stage: str) -> float | None:
-    """Return the seconds of this training's last run, or another seed's; None if unknown."""
-    group, _, run = stage.partition("@")
-    others = sorted(TIMINGS.glob(f"{run.rpartition('-')[0]}-*.json")) if group == "train" else []
-    for file in sorted(others, key=lambda other: other.stem != run):
-        if seconds := read_json(file, dict).get("seconds"):
-            return max(seconds.values())
-    return None
+def training_ahead(stage: str, profile: str) -> tuple[int, int, float | None]:
+    """Return after which iteration a training would go on, its last one, and the seconds between.
+
+    Iteration 0: it would begin; seconds are in proportion to the compute of this profile's last run
+    of the method, of any seed; None if there is none.
+    """
+    from stages.train import compute_of, look_ahead
+
+    name = stage.partition("@")[2]
+    method, _, seed = name.rpartition("-")
+    args = SimpleNamespace(profile=profile, method=method, seed=seed, study=None)
+    run, after = look_ahead(args)
+    last = run.training.iterations
+    files = sorted(TIMINGS.glob(f"{method}-*.json"), key=lambda file: file.stem != name)
+    for found in (read_json(file, dict) for file in files):
+        if found.get("profile") == profile and found.get("compute") and found.get("seconds"):
+            share = compute_of(run) / found["compute"] * (1 - after / last)
+            return after, last, max(found["seconds"].values()) * share
+    return after, last, None
 
 
 def shown(seconds: float | None) -> str:

@@ -6,11 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
+from g2rpo_core.config import Profile, ResolvedRun, load_profile, profile_path
+from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.distributed.checkpoint import find_finished, last_iteration, still_decide
+from g2rpo_core.distributed.checkpoint import (
+    find_finished,
+    last_iteration,
+    resumes_after,
+    still_decide,
+)
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
 from g2rpo_core.distributed.runtime import REAL, Runtime
-from g2rpo_core.foundation.runs import run_name, start_of
+from g2rpo_core.foundation.runs import SCRATCH, run_name, start_of
 from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
@@ -18,6 +25,7 @@ from g2rpo_core.tracking.display import Display
 from g2rpo_core.training.loop import bytes_needed, finish, train, write_finished
 from g2rpo_core.training.metrics import heldout_means
 from g2rpo_core.training.rewards import load_rewards, say_what_is_cut
+from g2rpo_core.training.settings import TrainingSettings
 from g2rpo_core.training.trainer import Trainer
 from stages.dvc import commit
 from stages.entry import arguments, ends_in_one_line, entry_of, say, sections
@@ -38,8 +46,8 @@ def main(runtime: Runtime = REAL) -> None:
     models, embeddings = model_folders(args)
     runtime.check_device(store := ModelStore(models))
     check_trainable(store.source("pipeline"))
-    started = start_of(Path("published", args.profile), args.method)
-    start = runtime.start(ModelStore(started, "published"), training.start)
+    started = ModelStore(start_of(Path("published", args.profile), args.method), "published")
+    start = runtime.start(started, training.start)
     runtime.claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(grace).watch()
 
@@ -63,9 +71,7 @@ def main(runtime: Runtime = REAL) -> None:
     trainer = Trainer(run, policy, prompts, rewards, int(args.seed), processes, termination)
 
     # Train from the last checkpoint on, unless DVC alone has not taken the finished run
-    dependencies = [*declared_code("train"), models / LOCK, embeddings]
-    dependencies += [started / LOCK] if start else []
-    end = "training.iterations" if training.lr_scheduler == "constant" else None
+    dependencies, end = inputs(args, training), last_setting(training)
     folder = runtime.scratch(
         "train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes, end
     )
@@ -81,7 +87,8 @@ def main(runtime: Runtime = REAL) -> None:
 
     # Publish the run; it is kept here until DVC knows it, so that the next start ends at once
     if processes.rank == 0:
-        write_finished(run, name, records, folder, paths.timings)
+        about = {"profile": args.profile, "compute": compute_of(run)}
+        write_finished(run, name, records, folder, paths.timings, about)
         runtime.publish(folder / "out", paths.runs / name)
         unchanged = lambda: still_decide(folder, decides(read(), args), dependencies)
         if commit(f"train@{name}", args, paths, unchanged):
@@ -110,7 +117,47 @@ def train_to_end(
     return records
 
 
-def decides(settings: SimpleNamespace, args: SimpleNamespace) -> dict[str, object]:
+def inputs(args: SimpleNamespace, training: TrainingSettings) -> list[Path]:
+    """Return the files and folders whose content decides a run, as dvc.yaml declares them."""
+    models, embeddings = model_folders(args)
+    start = [start_of(Path("published", args.profile), args.method) / LOCK]
+    return [
+        *declared_code("train"),
+        models / LOCK,
+        embeddings,
+        *(start if training.start is not None else []),
+    ]
+
+
+def last_setting(training: TrainingSettings) -> str | None:
+    """Return the setting that only decides when a run ends; None if each iteration knows the end.
+
+    A longer run goes on from the last checkpoint of a shorter one.
+    """
+    return "training.iterations" if training.lr_scheduler == "constant" else None
+
+
+def compute_of(run: ResolvedRun) -> float:
+    """Return the total compute of a run in forward evaluations, without those of guidance."""
+    training = run.training
+    return cost_of_prompt(run).total * training.prompts_per_iteration * training.iterations
+
+
+def look_ahead(args: SimpleNamespace) -> tuple[ResolvedRun, int]:
+    """Return a profile's run and the iteration after which it would resume, 0 if it would begin.
+
+    UserError if the profile has no such entry.
+    """
+    profile = load_profile(profile_path(args.profile))
+    run, name = entry_of(args, profile), f"{args.profile}/{run_name(args.method, args.seed)}"
+    needed = inputs(args, run.training)
+    if not (SCRATCH / "train" / name).exists() or not all(path.exists() for path in needed):
+        return run, 0
+    end, decide = last_setting(run.training), decides(profile, args)
+    return run, resumes_after("train", name, decide, needed, end, profile.numerics)
+
+
+def decides(settings: SimpleNamespace | Profile, args: SimpleNamespace) -> dict[str, object]:
     """Return what decides a run, for its scratch folder."""
     run, rewards = settings.run(args.method), settings.rewards
     return {

@@ -208,6 +208,8 @@ class Architecture(ABC):
     """Whether the velocity without a prompt is needed, too, so that `negative` is encoded."""
     negative = ""
     """The text that stands for no prompt."""
+    noise_dtype: torch.dtype | None = None
+    """In which the pipeline draws its noise; None: in the dtype of its weights."""
     distilled: Mapping[str, str] = {}
     """Repository that generates and is not trained -> the one to train."""
 
@@ -292,6 +294,10 @@ class Architecture(ABC):
     def forward_evals(self, guidance: float) -> int:
         """Return the forward evaluations (NFE) that the velocity of one latent takes."""
         return 1
+
+    def pipeline_guidance(self, guidance: float) -> Arguments:
+        """Return the arguments of the pipeline's call that mean this guidance."""
+        return {"guidance_scale": guidance}
 
     def complete(self, transformer: ModelMixin) -> None:
         """Compute what a model made on the meta device lacks besides parameters and buffers."""

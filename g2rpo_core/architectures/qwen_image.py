@@ -131,6 +131,10 @@ class QwenImage(Architecture):
         )
         return vae.decode((latents * deviation + mean).unsqueeze(2), return_dict=False)[0][:, :, 0]
 
+    def pipeline_guidance(self, guidance: float) -> Arguments:
+        """Return them: without a negative prompt the pipeline applies no guidance."""
+        return {"true_cfg_scale": guidance, "negative_prompt": self.negative}
+
     def forward_evals(self, guidance: float) -> int:
         return 2 if guidance > 1 else 1
 

@@ -67,6 +67,7 @@ class ZImage(Architecture):
     text_encoders = ("text_encoder",)
     encoding = padded = ("context", MASK)
     has_negative = True
+    noise_dtype = torch.float32
     forms = ("diffusers", "original", "lora", "peft", "kohya")
     other_names_stay, unused = True, ("norm_final.weight",)
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")

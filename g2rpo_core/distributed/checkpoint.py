@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -47,7 +47,7 @@ from g2rpo_core.foundation.runs import HELDOUT_CURVE, SCRATCH, TRAINING_RECORDS
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.foundation.texts import echo, natural
 from g2rpo_core.hub.made import files_of, link
-from g2rpo_core.numerics.portable import in_use
+from g2rpo_core.numerics.portable import Numerics, in_use
 
 ROOT = SCRATCH
 FINISHED = "finished.json"  # in scratch: manifest of a finished run's `out`, with its records
@@ -112,36 +112,64 @@ def scratch(
     return _shared(folder, processes)
 
 
+def resumes_after(
+    stage: str,
+    name: str,
+    settings: Mapping[str, object],
+    dependencies: Iterable[Path],
+    end: str | None,
+    numerics: Numerics,
+) -> int:
+    """Return the iteration after which a run would go on, 0 if it begins; writes no run's state.
+
+    The arguments are those of `scratch`, and the numerics that the run computes with, which this
+    process need not.
+    """
+    identity = _identity(settings, dependencies) | {"numerics": numerics}
+    home = ROOT / stage / name
+    found = [home / _digest(identity)]
+    found += [other for other, changed, _ in _others(home, identity) if changed == [end]]
+    after = map(last_iteration, found)
+    most = int(identity[end]) if end else None
+    return max((each for each in after if most is None or each <= most), default=0)
+
+
+def _others(
+    home: Path, identity: Mapping[str, str]
+) -> Iterator[tuple[Path, list[str], dict[str, str]]]:
+    """Yield the folders of other attempts: what differs from this identity, and their own."""
+    for file in sorted(home.glob(f"*/{IDENTITY}")):
+        theirs = _read_identity(file)
+        if changed := [
+            key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)
+        ]:
+            yield file.parent, changed, theirs
+
+
 def _go_on(folder: Path, identity: Mapping[str, str], end: str | None) -> None:
     """Take the checkpoints of an earlier attempt that only had another end into a new folder.
 
     Print which attempt that is, and why another one is not resumed.
     """
-    for other in sorted(folder.parent.glob(f"*/{IDENTITY}")):
-        theirs = _read_identity(other)
-        changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
-        if not changed:
-            continue
+    for other, changed, theirs in _others(folder.parent, identity):
         if (
             end
             and changed == [end]
-            and last_iteration(folder) < last_iteration(other.parent) <= int(identity[end])
+            and last_iteration(folder) < last_iteration(other) <= int(identity[end])
         ):
-            last = checkpoints(other.parent)[-1]
+            last = checkpoints(other)[-1]
             taken = shutil.ignore_patterns(*OF_ONE_ATTEMPT)
-            shutil.copytree(
-                other.parent, folder, ignore=taken, copy_function=link, dirs_exist_ok=True
-            )
+            shutil.copytree(other, folder, ignore=taken, copy_function=link, dirs_exist_ok=True)
             echo(
                 f"goes on from {last}: only {end} changed, from {theirs[end]} to {identity[end]}",
                 file=sys.stderr,
             )
             continue
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        finished = (other.parent / FINISHED).exists()
+        finished = (other / FINISHED).exists()
         what = "keeps the finished run of other settings" if finished else "is not resumed"
         echo(
-            f"{other.parent} {what}: {', '.join(changed[:3])}{more} changed; it can be deleted",
+            f"{other} {what}: {', '.join(changed[:3])}{more} changed; it can be deleted",
             file=sys.stderr,
         )
 

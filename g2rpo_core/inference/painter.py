@@ -31,7 +31,6 @@ from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import score_all
 from g2rpo_core.rewards.spec import Reward
-from g2rpo_core.sampling.seeding import generator
 from g2rpo_core.sampling.settings import SamplingSettings
 
 
@@ -114,7 +113,8 @@ class Painter:
     ) -> torch.Tensor:
         """Draw images [N, 3, H, W] in [0, 1] of one encoded prompt, one per seed.
 
-        A seed gives every prompt and run the same noise. sampling: as in `policy`; trained_share:
+        A seed gives every prompt and run the same noise: that of diffusers with the generator
+        `torch.Generator().manual_seed(seed)`. sampling: as in `policy`; trained_share:
         share of the steps in (0, 1], from the noisy end, by the run; the base does the rest.
         lora_scale: strength of a LoRA run.
         """
@@ -122,7 +122,10 @@ class Painter:
         share = trained_share if folder else 1.0
         if share < 1 and not policy.has_lora:
             policy.use_base(self.policy(None, sampling))
-        noise = torch.stack([policy.noise(generator("generate", seed)) for seed in seeds])
+        drawn_in = policy.architecture.noise_dtype or policy.dtype
+        noise = torch.stack(
+            [policy.noise(torch.Generator().manual_seed(seed), dtype=drawn_in) for seed in seeds]
+        )
         sigmas = self.find_schedule(policy).sigmas(steps)
         with scale_lora(policy, lora_scale):
             images = draw(

@@ -14,12 +14,12 @@ from uuid import uuid4
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
-from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.foundation.claims import is_locked, one_at_a_time
 from g2rpo_core.foundation.files import read_text, reading, write_whole
 from g2rpo_core.foundation.texts import natural
+from g2rpo_core.rewards.preprocess import pil_images
 
 TEXT = "g2rpo"  # the text field of a PNG with its settings as JSON
 MOST_STEPS = 100  # of denoising, in a picture for a person to look at
@@ -143,9 +143,9 @@ class Pictures:
 
     def write(self, run: str, number: int, images: torch.Tensor) -> Iterator[Path]:
         """Write a run's pictures [seeds, 3, H, W] of a prompt, and INDEX; yield their files."""
-        for seed, image in zip(self.seeds, images):
+        for seed, image in zip(self.seeds, pil_images(images)):
             path = self.path(run, number, seed)
-            write_whole(path, png(to_pil_image(image), self.about(run, number, seed)))
+            write_whole(path, png(image, self.about(run, number, seed)))
             self.index[path.name] = {
                 "file": path.name,
                 "prompt": self.prompts[number].text,
@@ -206,8 +206,8 @@ def side_by_side(
             write.text((GAP, top), text, "black", font)
             top += line
         for place, images in enumerate(drawn.values()):
-            for index, image in enumerate(images[row]):
-                shown = to_pil_image(image).resize((width * scale, high), Image.Resampling.NEAREST)
+            for index, image in enumerate(pil_images(images[row])):
+                shown = image.resize((width * scale, high), Image.Resampling.NEAREST)
                 sheet.paste(shown, (place * columns + GAP + index * wide, top))
         top += high + 2 * GAP
     return sheet

@@ -81,8 +81,6 @@ def empty_transformer(
         transformer = architecture.transformer.from_config(
             architecture.transformer.load_config(folder)
         )
-        # as from_pretrained does, for readers of the saved model
-        transformer.register_to_config(_name_or_path=str(folder))
         transformer.requires_grad_(trained and lora is None)
         architecture.complete(transformer)
     with torch.device("meta"):

@@ -295,11 +295,20 @@ class Policy:
             whole.save_pretrained(folder / "transformer")
         share_weights(folder)
 
-    def noise(self, generator: torch.Generator, count: int | None = None) -> torch.Tensor:
-        """Draw standard normal latents [...] as the transformer takes them, or [count, ...]."""
+    def noise(
+        self,
+        generator: torch.Generator,
+        count: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        """Draw standard normal latents [...] as the transformer takes them, or [count, ...].
+
+        They are float32. dtype: in which they are drawn: a seed has other numbers in each.
+        """
         # On the CPU, then packed: the same numbers as diffusers draws, on every device
-        unpacked = torch.randn((count or 1, *self.unpacked_shape), generator=generator)
-        packed = self.architecture.pack(unpacked).to(self.device)
+        shape = (count or 1, *self.unpacked_shape)
+        unpacked = torch.randn(shape, generator=generator, dtype=dtype)
+        packed = self.architecture.pack(unpacked).to(self.device, torch.float32)
         return packed if count else packed[0]
 
     def cut(self, conditioning: Conditioning, processes: ProcessGroup = ALONE) -> Conditioning:

@@ -28,7 +28,7 @@ from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.plain_text import COMMON, plain
-from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, opaque, transforms
+from g2rpo_core.rewards.preprocess import Images, check_pairs, opaque, pil_images
 
 # Those that the code below is written for, as in requirements-parity.lock
 VERSIONS = {"hpsv2": "1.2.0", "image-reward": "1.5", "hpsv3": "1.0.0"}
@@ -47,7 +47,7 @@ class PackageReward:
 
         check_pairs(images, prompts)
         if isinstance(images, torch.Tensor):
-            images = [transforms().to_pil_image(image) for image in eight_bit(images)]
+            images = pil_images(images)
         images = [opaque(image) for image in images]
         if self.rgb_first:
             images = [image.convert("RGB") for image in images]

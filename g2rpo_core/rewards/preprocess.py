@@ -166,6 +166,11 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
     return [transforms().pil_to_tensor(opaque(image).convert("RGB")) for image in images]
 
 
+def pil_images(images: torch.Tensor) -> list[Image.Image]:
+    """Convert images [N, 3, H, W] in [0, 1] to PIL's, rounded to 8 bits as diffusers does."""
+    return [transforms().to_pil_image(image) for image in eight_bit(images)]
+
+
 def check_pairs(images: Images, prompts: Sequence[str]) -> None:
     """Check for one prompt per image and at most 8 bits a value; ValueError otherwise.
 

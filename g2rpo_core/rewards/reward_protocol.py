@@ -21,7 +21,7 @@ from g2rpo_core.rewards.limits import (
     has_few_values,
     problem_of_image,
 )
-from g2rpo_core.rewards.preprocess import Images, eight_bit, in_eight_bits, opaque
+from g2rpo_core.rewards.preprocess import Images, in_eight_bits, opaque, pil_images
 
 PNG, NPY = "image/png", "application/x-npy"
 PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
@@ -76,15 +76,13 @@ def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
     PNG is lossless, in the image's own mode. What is transparent is laid on white, as servers would
     each do in their way. Modes that PNG does not have, such as CMYK, are sent as RGB.
     """
-    from torchvision.transforms.v2 import functional as TF
-
     if not isinstance(images, torch.Tensor):
         return [
             as_png(image if image.mode in PNG_MODES else image.convert("RGB"))
             for image in map(opaque, images)
         ]
     if form == "png":
-        return [as_png(TF.to_pil_image(image)) for image in eight_bit(images)]
+        return [as_png(image) for image in pil_images(images)]
     return [_as_npy(image) for image in images.detach().to("cpu", torch.float32)]
 
 

@@ -20,7 +20,7 @@ import torch
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from PIL import Image, ImageDraw
-from torchvision.transforms.functional import to_pil_image, to_tensor
+from torchvision.transforms.functional import to_tensor
 from torchvision.utils import make_grid
 from tqdm import tqdm
 
@@ -30,6 +30,7 @@ from g2rpo_core.foundation.texts import echo, visible
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.numerics.cuda import peak_bytes
 from g2rpo_core.numerics.processes import device_of
+from g2rpo_core.rewards.preprocess import pil_images
 from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.tracking.utilization import Share, share_of_peak
 from g2rpo_core.training.settings import TrackingSettings
@@ -273,7 +274,8 @@ def _row(images: torch.Tensor, captions: Sequence[str]) -> Image.Image:
     """Lay out images [N, 3, H, W] side by side, small ones enlarged, each with a caption."""
     scale = max(1, 128 // images.shape[-1])
     large = images.detach().float().cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
-    row = to_pil_image(make_grid(large, nrow=len(images), padding=2, pad_value=1.0))
+    grid = make_grid(large, nrow=len(images), padding=2, pad_value=1.0)
+    (row,) = pil_images(grid[None])
     whole = Image.new("RGB", (row.width, row.height + CAPTION), "white")
     whole.paste(row)
     for index, caption in enumerate(captions):

@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -186,13 +186,21 @@ def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
 
 
 def write_finished(
-    run: RunSettings, name: str, records: list[dict], folder: Path, timings: Path
+    run: RunSettings,
+    name: str,
+    records: list[dict],
+    folder: Path,
+    timings: Path,
+    about: Mapping[str, object],
 ) -> None:
-    """Write the records of a finished run beside its weights, into `out` in scratch `folder`."""
+    """Write the records of a finished run beside its weights, into `out` in scratch `folder`.
+
+    about: what the file in `timings` says of the run.
+    """
     out = folder / "out"
     (out / TRAINING_RECORDS).unlink(missing_ok=True)  # it may be a link to what DVC has
     warnings = history(records, run.training, run.method.num_updates(run.sampling.steps))
-    write_records(records, name, out, timings, warnings)
+    write_records(records, name, out, timings, warnings, about)
 
 
 def _bytes_of_checkpoint(trainer: Trainer) -> int:

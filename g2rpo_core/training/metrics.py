@@ -132,11 +132,16 @@ def heldout_means(
 
 
 def write_records(
-    records: list[dict], name: str, out: Path, timings: Path, warnings: list[tuple[int, str]]
+    records: list[dict],
+    name: str,
+    out: Path,
+    timings: Path,
+    warnings: list[tuple[int, str]],
+    about: Mapping[str, object],
 ) -> None:
     """Write the records as a table into the run's folder `out`, with the curve of held-out rewards.
 
-    Into `timings`, which DVC does not hash: seconds, and warnings by iteration.
+    Into `timings`, which DVC does not hash: seconds, and warnings by iteration, beside `about`.
     """
     table = pd.DataFrame(records)
     # Not in the table, which DVC hashes: seconds differ from run to run
@@ -157,4 +162,4 @@ def write_records(
         else {}
     )
     took = {"seconds": dict(zip(table.iteration.tolist(), seconds.round(3)))}
-    write_json(timings / f"{name}.json", {**describe_machine(), **drifted, **took})
+    write_json(timings / f"{name}.json", {**about, **describe_machine(), **drifted, **took})

@@ -21,6 +21,7 @@ from g2rpo_core.reporting.tables import judged, lines_of
 from g2rpo_core.reporting.verdict import verdict
 from g2rpo_core.rewards import registry as rewards
 from pipeline import compare, todo
+from stages.train import compute_of
 from tests.conftest import ROOT
 from tests.docs.commands import commands, snippets
 from tests.fixtures.commands import refusal, run_here
@@ -157,9 +158,12 @@ def test_a_variant_is_listed_with_its_reason_before_any_stage_has_run(clone):
     before = git(clone, "status", "--porcelain")
     assert of("docs/howto/settings.md", "g2rpo todo") == ["g2rpo todo"]
     (clone / "reports" / "timings").mkdir()
-    (clone / "reports" / "timings" / "g2rpo-2.json").write_text(
-        '{"seconds": {"0": 0.0, "1": 150.0}}'
-    )
+    took = {
+        "profile": "tiny",
+        "compute": compute_of(load_profile(profile).run("g2rpo")),
+        "seconds": {"0": 0.0, "1": 150.0},
+    }
+    (clone / "reports" / "timings" / "g2rpo-2.json").write_text(json.dumps(took))
     done = run_here(todo.main, folder=clone)
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines()}

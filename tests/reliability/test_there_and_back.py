@@ -1,8 +1,10 @@
 """Another profile or setting, and back: nothing is trained again and no weights are lost."""
 
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,10 +16,12 @@ from g2rpo_core.foundation.runs import SCRATCH
 from pipeline.cached import check_kept
 from pipeline.graph import read_graph
 from pipeline.runner import run_logged
+from pipeline.todo import training_ahead
 from tests.fixtures.commands import run_here, run_module
 from tests.fixtures.errors import refused
 from tests.fixtures.killed_stages import hashes
-from tests.reliability.conftest import make_checkout, stage
+from tests.fixtures.waiting import until
+from tests.reliability.conftest import STAGES, make_checkout, stage
 
 pytestmark = pytest.mark.pipeline
 TRAIN = "train@g2rpo-1"
@@ -84,6 +88,7 @@ def test_another_profile_or_setting_and_back_runs_nothing_again(known):
         assert TRAIN in due and all(
             "from DVC's cache" in line for name, line in due.items() if name not in CHEAP
         )
+        assert "by hand" not in " ".join(due.values())
         assert ran(known) <= CHEAP
     assert made(known, "small") == before and before
     # Another setting, tried and taken back, of the profile that is here
@@ -100,6 +105,51 @@ def test_another_profile_or_setting_and_back_runs_nothing_again(known):
     assert TRAIN in ran(known) and made(known, "mini") != before
     profile.write_text(text)
     assert ran(known) <= CHEAP and made(known, "mini") == before
+
+
+@pytest.mark.slow
+def test_todo_says_after_which_iteration_a_killed_run_resumes(known, monkeypatch):
+    monkeypatch.chdir(known)
+    name_profile(known, "small")
+    profile = known / "profiles" / "small.yaml"
+    set_iterations(profile, 40)
+    # So that a longer run goes on from a shorter one
+    text = profile.read_text()
+    profile.write_text(text.replace("training:\n", "training:\n  lr_scheduler: constant\n"))
+    dvc(known, "repro", "--quiet", "embed", "published")
+    words = [sys.executable, "-m", "stages.train", *STAGES["train"][1:]]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as training:
+        home = SCRATCH / "train" / "small" / "g2rpo-1"
+        until(lambda: list(home.glob("*/iteration-000003")), running=[training])
+        training.kill()
+    last = max(int(path.name[-6:]) for path in home.glob("*/iteration-" + "[0-9]" * 6))
+    assert 3 <= last < 40
+    shutil.rmtree(known / "runs")
+    line = todo(known)[TRAIN]
+    assert f"resumes after iteration {last} of 40" in line and "never run" not in line
+    # A setting that changes the run: it begins
+    text = profile.read_text()
+    profile.write_text(text.replace("num_generations: 2", "num_generations: 3"))
+    assert "resumes" not in todo(known)[TRAIN]
+    profile.write_text(text)
+    # Less is left than was done: it would begin, too
+    set_iterations(profile, last - 1)
+    assert "resumes" not in todo(known)[TRAIN]
+    # The time is that of this profile's last run, in proportion
+    set_iterations(profile, last + 1)
+    assert stage("train", known).returncode == 0
+    took = json.loads(Path("reports/timings/g2rpo-1.json").read_text())
+    set_iterations(profile, 3 * (last + 1))
+    after, iterations, seconds = training_ahead(TRAIN, "small")
+    assert (after, iterations) == (last + 1, 3 * (last + 1))
+    assert seconds == pytest.approx(2 * max(took["seconds"].values()))
+    assert training_ahead(TRAIN, "mini") == (0, 1, None)
+
+
+def set_iterations(profile: Path, count: int) -> None:
+    profile.write_text(
+        re.sub("  iterations: [0-9]+", f"  iterations: {count}", profile.read_text())
+    )
 
 
 def test_a_finished_run_that_nothing_else_has_is_not_removed(known, monkeypatch):

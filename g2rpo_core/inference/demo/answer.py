@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from urllib.parse import parse_qs, urlencode
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator
-from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.config import Profile
 from g2rpo_core.data.prompts import Prompt
@@ -19,6 +18,7 @@ from g2rpo_core.foundation.texts import normalized, unseen
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import MOST_STEPS, png
 from g2rpo_core.inference.runs import drawn_as, find_weights
+from g2rpo_core.rewards.preprocess import pil_images
 from g2rpo_core.rewards.registry import compares
 
 MANY = ("runs", "rewards")  # fields that a link may repeat
@@ -182,5 +182,6 @@ def answer(
             "guidance": how.guidance,
             **sampling,
         }
-        drawn.append(DrawnImage(run, png(to_pil_image(images[0]), origin), scores, seconds))
+        (image,) = pil_images(images)
+        drawn.append(DrawnImage(run, png(image, origin), scores, seconds))
     return drawn

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 from PIL.Image import Image
 from pydantic import Field, ValidationError
-from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.data.prompts import captions, given_prompts, load_prompts
 from g2rpo_core.foundation.errors import UserError
@@ -25,6 +24,7 @@ from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.pictures import png
 from g2rpo_core.inference.runs import drawn_as, find_weights
 from g2rpo_core.inference.votes import add_vote
+from g2rpo_core.rewards.preprocess import pil_images
 from g2rpo_core.rewards.votes import SIDES
 from g2rpo_core.tasks import TASK_NAMES
 
@@ -117,7 +117,8 @@ def draw_pair(
 
     def candidate(run: str, seed: int) -> Candidate:
         _, how = drawn[run]
-        (image,) = painter.draw(find_weights(run, profile), conditioning, [seed], steps, how)
+        images = painter.draw(find_weights(run, profile), conditioning, [seed], steps, how)
+        (image,) = pil_images(images)
         about: dict[str, Any] = {
             "profile": profile,
             "run": run,
@@ -125,7 +126,7 @@ def draw_pair(
             "seed": seed,
             "steps": steps,
         }
-        return Candidate(run, seed, to_pil_image(image), about | {"guidance": how.guidance})
+        return Candidate(run, seed, image, about | {"guidance": how.guidance})
 
     return Pair(prompt.text, candidate(first, seeds[0]), candidate(second, seeds[1]))
 
