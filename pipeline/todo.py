@@ -21,7 +21,7 @@ from dvc.repo import Repo, lock_repo
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
-from g2rpo_core.foundation.runs import read_lock
+from g2rpo_core.foundation.runs import SCRATCH, read_lock
 from g2rpo_core.foundation.texts import echo, leaves, some
 from pipeline.cached import Params, restorable, unstored
 from pipeline.graph import explain
@@ -188,13 +188,21 @@ def training_ahead(stage: str, profile: str) -> tuple[int, int, float | None]:
     Iteration 0: it would begin; seconds are in proportion to the compute of this profile's last run
     of the method, of any seed; None if there is none.
     """
-    from stages.train import compute_of, look_ahead
+    from g2rpo_core.config import load_profile, profile_path
+    from g2rpo_core.distributed.checkpoint import resumes_after
+    from stages.train import compute_of, decides, inputs, last_setting
 
+    # Where it goes on, if its inputs are there
     name = stage.partition("@")[2]
     method, _, seed = name.rpartition("-")
     args = SimpleNamespace(profile=profile, method=method, seed=seed, study=None)
-    run, after = look_ahead(args)
-    last = run.training.iterations
+    settings = load_profile(profile_path(profile))
+    run, needed, after = settings.run(method), inputs(args, settings.run(method).training), 0
+    last, of_profile = run.training.iterations, f"{profile}/{name}"
+    if (SCRATCH / "train" / of_profile).exists() and all(path.exists() for path in needed):
+        decide, end = decides(settings, args), last_setting(run.training)
+        after = resumes_after("train", of_profile, decide, needed, end, settings.numerics)
+    # How long that takes
     files = sorted(TIMINGS.glob(f"{method}-*.json"), key=lambda file: file.stem != name)
     for found in (read_json(file, dict) for file in files):
         if found.get("profile") == profile and found.get("compute") and found.get("seconds"):

@@ -20,7 +20,7 @@ from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import echo, show_any_text, visible
 
 if TYPE_CHECKING:  # its package loads torch
-    from g2rpo_core.config import Profile, ResolvedRun
+    from g2rpo_core.config import ResolvedRun
 
 P = ParamSpec("P")
 
@@ -68,7 +68,7 @@ def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     )
 
 
-def entry_of(args: SimpleNamespace, settings: "SimpleNamespace | Profile") -> "ResolvedRun":
+def entry_of(args: SimpleNamespace, settings: SimpleNamespace) -> "ResolvedRun":
     """Return the entry of `methods` to train; UserError if the profile or study has none."""
     if args.method not in settings.methods:
         file = (

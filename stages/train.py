@@ -6,18 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
-from g2rpo_core.config import Profile, ResolvedRun, load_profile, profile_path
+from g2rpo_core.config import Profile, ResolvedRun
 from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.checkpoint import (
     find_finished,
     last_iteration,
-    resumes_after,
     still_decide,
 )
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
 from g2rpo_core.distributed.runtime import REAL, Runtime
-from g2rpo_core.foundation.runs import SCRATCH, run_name, start_of
+from g2rpo_core.foundation.runs import run_name, start_of
 from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
@@ -141,20 +140,6 @@ def compute_of(run: ResolvedRun) -> float:
     """Return the total compute of a run in forward evaluations, without those of guidance."""
     training = run.training
     return cost_of_prompt(run).total * training.prompts_per_iteration * training.iterations
-
-
-def look_ahead(args: SimpleNamespace) -> tuple[ResolvedRun, int]:
-    """Return a profile's run and the iteration after which it would resume, 0 if it would begin.
-
-    UserError if the profile has no such entry.
-    """
-    profile = load_profile(profile_path(args.profile))
-    run, name = entry_of(args, profile), f"{args.profile}/{run_name(args.method, args.seed)}"
-    needed = inputs(args, run.training)
-    if not (SCRATCH / "train" / name).exists() or not all(path.exists() for path in needed):
-        return run, 0
-    end, decide = last_setting(run.training), decides(profile, args)
-    return run, resumes_after("train", name, decide, needed, end, profile.numerics)
 
 
 def decides(settings: SimpleNamespace | Profile, args: SimpleNamespace) -> dict[str, object]:

@@ -6,7 +6,6 @@ written under a temporary name and renamed: what has its final name is complete.
 """
 
 import filecmp
-import hashlib
 import json
 import os
 import pickle
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from g2rpo_core.distributed.identity import digest, identity_of
 from g2rpo_core.distributed.process_group import ALONE, TIMEOUT, ProcessGroup
 from g2rpo_core.foundation import claims
 from g2rpo_core.foundation.errors import UserError, attempt
@@ -40,21 +40,14 @@ from g2rpo_core.foundation.manifest import (
     describe_files,
     find_whole,
     read_sealed,
-    sha256,
-    write_sealed,
 )
 from g2rpo_core.foundation.runs import HELDOUT_CURVE, SCRATCH, TRAINING_RECORDS
-from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.foundation.texts import echo, natural
-from g2rpo_core.hub.made import files_of, link
-from g2rpo_core.numerics.portable import Numerics, in_use
+from g2rpo_core.hub.made import link
+from g2rpo_core.numerics.portable import Numerics
 
 ROOT = SCRATCH
 FINISHED = "finished.json"  # in scratch: manifest of a finished run's `out`, with its records
-# Of large files: path -> what `_stamp` says of it, and its hash
-HASHES = Path(".cache", "hashes.json")
-LARGE = 2**24  # bytes; smaller files are read at every start
-SETTLED = 2.0  # seconds without a change until a time of change tells one edit from the next
 MANIFEST = "manifest.json"
 RECORDS = "records.json"
 SEEN = "seen"
@@ -100,9 +93,9 @@ def scratch(
     if processes.rank > 0:
         return _shared(None, processes)
     # Name the folder after all that decides the run
-    identity = _identity(settings, dependencies)
+    identity = identity_of(settings, dependencies)
     home = ROOT / stage / name
-    folder = home / _digest(identity)
+    folder = home / digest(identity)
     if not folder.exists():
         _go_on(folder, identity, end)
     for left in home.glob("*.gone"):
@@ -125,9 +118,9 @@ def resumes_after(
     The arguments are those of `scratch`, and the numerics that the run computes with, which this
     process need not.
     """
-    identity = _identity(settings, dependencies) | {"numerics": numerics}
+    identity = identity_of(settings, dependencies) | {"numerics": numerics}
     home = ROOT / stage / name
-    found = [home / _digest(identity)]
+    found = [home / digest(identity)]
     found += [other for other, changed, _ in _others(home, identity) if changed == [end]]
     after = map(last_iteration, found)
     most = int(identity[end]) if end else None
@@ -178,7 +171,7 @@ def still_decide(
     folder: Path, settings: Mapping[str, object], dependencies: Iterable[Path]
 ) -> bool:
     """Tell whether settings and dependencies are still those that `scratch` named the folder by."""
-    return folder.name == _digest(_identity(settings, dependencies))
+    return folder.name == digest(identity_of(settings, dependencies))
 
 
 def claim(stage: str, name: str, processes: ProcessGroup = ALONE) -> None:
@@ -219,60 +212,6 @@ def _wait_until_seen(file: Path, written: str, processes: ProcessGroup) -> None:
             f"{file.parent.resolve()} as seen from {where} is not the first process's folder: "
             "the project's folder must be on a disk that all nodes share"
         )
-
-
-def _identity(settings: Mapping[str, object], dependencies: Iterable[Path]) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for section, value in settings.items():
-        fields = (
-            {f"{section}.{key}": field for key, field in value.deciding().items()}
-            if isinstance(value, Settings)
-            else {}
-        )
-        values |= {
-            key: json.dumps(field, sort_keys=True)
-            for key, field in (fields or {section: value}).items()
-        }
-    # Without the folders above them, so that a checkout that is mounted elsewhere resumes
-    place = lambda path, file: Path(*path.parts[-2:]) / file.relative_to(path)
-    files = [(place(path, file), file) for path in dependencies for file in files_of(path)]
-    hashes = _hashes([file for _, file in files])
-    contents = {f"content of {named}": hashes[file] for named, file in files}
-    return {**values, **contents, "torch": torch.__version__, "numerics": in_use()}
-
-
-def _hashes(files: Iterable[Path]) -> dict[Path, str]:
-    """Return the SHA-256 of each file.
-
-    A large one is not read again while its inode, size and times of change stay the same.
-    """
-    # None yet, or damaged: everything is read
-    known = attempt(lambda: read_sealed(HASHES))[0] or {}
-    large = {file: _stamp(file) for file in files if file.stat().st_size > LARGE}
-    unread = [
-        file for file in files if file not in large or known.get(str(file), [])[:-1] != large[file]
-    ]
-    with ThreadPoolExecutor() as pool:
-        found = dict(zip(unread, pool.map(sha256, unread)))
-    # Remember those that nobody was writing
-    settled = lambda file: (
-        _stamp(file) == large[file] and time.time() - max(large[file][2:]) / 1e9 > SETTLED
-    )
-    if new := {
-        str(file): [*large[file], found[file]] for file in unread if file in large and settled(file)
-    }:
-        there = {name: about for name, about in known.items() if Path(name).exists()}
-        write_sealed(HASHES, there | new)
-    return found | {file: known[str(file)][-1] for file in large if file not in found}
-
-
-def _stamp(file: Path) -> list[int]:
-    about = file.stat()
-    return [about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns]
-
-
-def _digest(identity: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Checkpoints:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from g2rpo_core.distributed import checkpoint
+from g2rpo_core.distributed import checkpoint, identity
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup, join, num_processes
 from g2rpo_core.foundation.manifest import sha256
@@ -318,13 +318,13 @@ def test_a_checkout_that_is_mounted_elsewhere_resumes(code, here):
 
 
 def test_large_inputs_are_read_again_only_after_a_change(here, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SETTLED", 0.0)
+    monkeypatch.setattr(identity, "SETTLED", 0.0)
     read = []
-    monkeypatch.setattr(checkpoint, "sha256", lambda path: read.append(path.name) or sha256(path))
+    monkeypatch.setattr(identity, "sha256", lambda path: read.append(path.name) or sha256(path))
     folder = here / "embeddings"
     folder.mkdir()
     for name in ("one", "two"):
-        (folder / name).write_bytes(bytes(checkpoint.LARGE + 1))
+        (folder / name).write_bytes(bytes(identity.LARGE + 1))
     (folder / "small").write_bytes(b"1")
     first = checkpoint.scratch("train", "run", {}, [folder])
     assert sorted(read) == ["one", "small", "two"]
@@ -341,22 +341,22 @@ def test_large_inputs_are_read_again_only_after_a_change(here, monkeypatch):
         "two",
     ]
     # A file that is not what it was under the same name
-    (folder / "one").write_bytes(b"1" + bytes(checkpoint.LARGE))
-    (folder / "two").write_bytes(bytes(checkpoint.LARGE + 1))
+    (folder / "one").write_bytes(b"1" + bytes(identity.LARGE))
+    (folder / "two").write_bytes(bytes(identity.LARGE + 1))
     (folder / "one").rename(folder / "three")
     (folder / "two").rename(folder / "one")
     assert checkpoint.scratch("train", "run", {}, [folder]) != first
     # What another machine computes with an empty memory is the same
-    checkpoint.HASHES.write_text("damaged")
-    (folder / "three").write_bytes(bytes(checkpoint.LARGE + 1))
+    identity.HASHES.write_text("damaged")
+    (folder / "three").write_bytes(bytes(identity.LARGE + 1))
     (folder / "three").rename(folder / "two")
     assert checkpoint.scratch("train", "run", {}, [folder]) == first
 
 
 def test_a_file_that_may_still_be_written_is_not_remembered(here):
-    (here / "part").write_bytes(bytes(checkpoint.LARGE + 1))
+    (here / "part").write_bytes(bytes(identity.LARGE + 1))
     checkpoint.scratch("train", "run", {}, [here / "part"])
-    assert not checkpoint.HASHES.exists()
+    assert not identity.HASHES.exists()
 
 
 HOLDER = """
