@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
@@ -23,15 +24,29 @@ AXES = {
 
 def render(page: Page) -> dict[str, str]:
     """Return the report's files by name: report.html, report.md, and each chart as an image."""
-    gains, training, labels = page.gains, page.training, page.compared.labels
+    training, labels = page.training, page.compared.labels
     charts = {
-        "forest": forest(gains.lines, gains.table, labels, page.compared.titles, page.ends),
+        "forest": forest_of(page),
         "curves": curves(training.curves, training.panels, AXES, labels),
     }
     images = {name: svg(chart) for name, chart in charts.items()}
     marked = {name: Markup(image) for name, image in images.items()}
     shown = {"page": page, **vars(page), **charts, "svg": marked}
     return fill(shown) | {f"{name}.svg": image for name, image in images.items()}
+
+
+def forest_of(page: Page) -> dict | None:
+    """Return the page's forest plot; None if there is nothing to show."""
+    compared = page.compared
+    lines, gains = (_once(each, compared.weights) for each in (page.gains.lines, page.gains.table))
+    return forest(lines, gains, compared.labels, compared.titles, page.ends)
+
+
+def _once(lines: pd.DataFrame, weights: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+    """Leave out the training reward where it is one reward of all methods, which has a panel."""
+    (first, *others) = [dict(each) for each in weights.values()] or [{}]
+    single = list(first.values()) == [1] and all(other == first for other in others)
+    return lines[lines.reward != TRAINING] if single else lines
 
 
 def fill(shown: Mapping[str, object]) -> dict[str, str]:

@@ -21,7 +21,8 @@ EQUAL = 1.02  # a smaller ratio of total compute is called equal
 NOTICE = {
     "built": (
         "Profile {} is synthetic: small images of {} by small models that were trained on this "
-        "machine. Nothing on this page is a result of the paper."
+        "machine, as were the stand-ins for published reward models. Nothing on this page is a "
+        "result of the paper."
     ),
     "hub": "Profile {}: published weights, trained and evaluated as stated below.",
 }

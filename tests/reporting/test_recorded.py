@@ -8,12 +8,12 @@ import pytest
 
 from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.config.comparisons import TRAINING
-from g2rpo_core.reporting.charts import curves, forest, svg
+from g2rpo_core.reporting.charts import curves, svg
 from g2rpo_core.reporting.conclusions import headline
 from g2rpo_core.reporting.measured import Compared, comparison_lines, prompt_lines
 from g2rpo_core.reporting.page import Page, Title, build_page
 from g2rpo_core.reporting.recorded import gains_in, read_measured, scores_in, write_results
-from g2rpo_core.reporting.render import AXES, small
+from g2rpo_core.reporting.render import AXES, forest_of, small
 from g2rpo_core.reporting.tables import PARTS, by_run, missing_lines, tabulate, training_lines
 from stages import report
 from stages.report import SECTIONS
@@ -133,9 +133,8 @@ def test_a_committed_study_has_all_that_its_page_shows(name, monkeypatch):
     monkeypatch.chdir(ROOT)
     page, home = committed_page(name), Path("studies", name)
     compared, hashes = page.compared, page.table.attrs["hashes"]
-    chart = forest(page.gains.lines, page.gains.table, compared.labels, compared.titles, page.ends)
     committed = (home / "reports" / "report.md").read_text()
-    assert (home / "reports" / "forest.svg").read_text() == small(svg(chart))
+    assert (home / "reports" / "forest.svg").read_text() == small(svg(forest_of(page)))
     assert "[../runs.txt](../runs.txt)" in committed and hashes[1][1] not in committed
     for sentence in (
         page.words.verdict,

@@ -5,7 +5,9 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.reporting.images import CHANGED, DRAWN, FIRST, LARGE, THUMBNAIL, choose, embed_image
+from g2rpo_core.reporting.render import _once
 
 
 def test_a_small_image_goes_in_as_it_is(tmp_path):
@@ -66,3 +68,16 @@ def test_prompts_are_chosen_by_their_change_and_by_a_draw_without_a_look_at_it()
     assert len(set(drawn)) == DRAWN and drawn == list(choose(-change, ids)["drawn at random"])
     # What did not change is neither
     assert not choose(0 * change, ids)["rose most"] and not choose(0 * change, ids)["fell most"]
+
+
+def test_a_single_training_reward_has_one_panel():
+    rows = pd.DataFrame({"reward": [TRAINING, "hps", "clip_score"]})
+    shown = lambda weights: list(_once(rows, weights).reward)
+    assert shown({"g2rpo": {"hps": 1.0}, "dance_grpo": {"hps": 1.0}}) == ["hps", "clip_score"]
+    for several in (
+        {"g2rpo": {"hps": 1.0, "clip_score": 1.0}},
+        {"g2rpo": {"hps": 2.0}},
+        {"g2rpo": {"hps": 1.0}, "dance_grpo": {"clip_score": 1.0}},
+        {"g2rpo": {"hps": 1.0}, "published": {}},
+    ):
+        assert shown(several) == list(rows.reward)
