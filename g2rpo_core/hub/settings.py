@@ -2,13 +2,32 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from g2rpo_core.foundation.settings import Settings
 
+
+def _check_repo(repo: str) -> str:
+    """Refuse what the hub's client does, here and in one line."""
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        owner = ""
+    else:
+        owner, _, _ = repo.rpartition("/")
+    if not owner:
+        raise ValueError(
+            f"{repo!r} is no repository of the hub (owner/name); weights on your own disk are "
+            "`repo: null` and `folder: PATH`"
+        )
+    return repo
+
+
 Repo = Annotated[
     str,
-    Field(pattern=r"^[\w.-]+/[\w.-]+$", description="Repository on the hub, as owner/name."),
+    AfterValidator(_check_repo),
+    Field(description="Repository on the hub, as owner/name."),
 ]
 Revision = Annotated[
     str | None,

@@ -16,9 +16,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.architectures.architecture import Architecture, Config
 from g2rpo_core.architectures.table import read_architecture
-from g2rpo_core.config import Profile, evaluated_together, load_profile, load_study, profile_path
+from g2rpo_core.config import (
+    Profile,
+    ResolvedRun,
+    evaluated_together,
+    load_profile,
+    load_study,
+    profile_path,
+)
 from g2rpo_core.config.drawn import bases_for
 from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
@@ -51,7 +59,7 @@ TEMPLATES = Environment(
     keep_trailing_newline=True,
     autoescape=False,
 )
-TEMPLATES.filters["literal"] = markdown
+TEMPLATES.filters |= {"literal": markdown, "python": repr}
 SHOWN = 4  # prompts with images
 Form = Literal["diffusers", "original", "lora", "peft", "kohya"]
 
@@ -202,21 +210,46 @@ def write_card(
         "file": file.name,
         "repo": repo or "path/to/this/folder",
         "method": trained.method.model_dump() if trained else None,
-        "method_name": settings.methods[method].method or method if trained else None,
+        "method_label": LABELS[settings.methods[method].method or method] if trained else None,
         "training": trained.training if trained else None,
         "sampling": trained.sampling if trained else None,
         "evaluation": settings.evaluation,
         "labels": labels(settings.rewards),
         "scores": [],
         "images": [],
+        **_usage(settings, profile, architecture, trained),
     }
     if evaluation and beside:
         shown["scores"] = read_means(evaluation, beside, settings.evaluation)
         shown["images"] = copy_images(out, settings, profile, evaluation, beside)
+    shown["lacks"] = (
+        "these weights are no run of the checkout that wrote this card"
+        if not trained
+        else "the base model was not evaluated beside them: run `dvc repro`, then export again"
+        if evaluation
+        else f"they were not evaluated: run `dvc repro evaluate@{run.name}`, then export again"
+    )
     text = TEMPLATES.get_template("card.md.j2").render(shown)
     data = _metadata(architecture, base, form in ("lora", "peft", "kohya"), terms)
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(out / "README.md")
     return out / "README.md"
+
+
+def _usage(
+    settings: Profile, profile: str, architecture: Architecture, trained: ResolvedRun | None
+) -> dict[str, Any]:
+    """Return how diffusers draws as the evaluation does: the arguments of a call, and the dtype."""
+    file, sampling = Path("prompts", profile, "test.parquet"), settings.sampling
+    guidance = (trained.sampling if trained else sampling).guidance
+    call = {
+        "prompt": load_prompts(file)[0].text if file.exists() else "a red circle",
+        "height": settings.evaluation.height,
+        "width": settings.evaluation.width,
+        "num_inference_steps": settings.evaluation.steps[0],
+        **architecture.pipeline_guidance(guidance),
+        "max_sequence_length": settings.embed.max_sequence_length,
+    }
+    return {"call": call, "sampling_dtype": sampling.dtype}
 
 
 def _metadata(

@@ -116,9 +116,10 @@ def find_weights(run: str, profile: str) -> Path | None:
         return ModelStore(Path("published", profile, run), "published").weights(run)
     if Path(run).suffix == ".safetensors" or any(Path(run).rglob("*.safetensors")):
         return Path(run)
+    trained = trained_runs(profile)
+    train = "" if trained else ": `make reproduce` trains its runs"
     raise UserError(
-        f"{run}: no trained weights; profile {profile} has "
-        f"{', '.join([BASE[0], *trained_runs(profile)])}"
+        f"{run}: no trained weights; profile {profile} has {', '.join([BASE[0], *trained])}{train}"
     )
 
 

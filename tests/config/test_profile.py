@@ -256,7 +256,18 @@ PIPELINE = section_of("pipeline")
         (
             "train: {repo: ymhao/HPDv2,",
             "train: {repo: HPDv2,",
-            "prompts.train.repo: String should match pattern",
+            "prompts.train.repo: 'HPDv2' is no repository of the hub (owner/name)",
+        ),
+        *(
+            (
+                "repo: black-forest-labs/FLUX.1-dev",
+                f"repo: {wrong}",
+                (
+                    f"pipeline.repo: {wrong!r} is no repository of the hub (owner/name); weights "
+                    "on your own disk are `repo: null` and `folder: PATH`"
+                ),
+            )
+            for wrong in ("../my_flux", "/srv/my_flux", "./models", "a/b/c", "me/my--flux")
         ),
         (
             "files: [test.json]",

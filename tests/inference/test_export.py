@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
+import runpy
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
 from huggingface_hub import ModelCard, constants, snapshot_download
 from peft import PeftModel
+from PIL import Image
 from ruamel.yaml import YAML
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -48,7 +52,7 @@ def trained(project):
 
 
 def export(project, run, form, *words):
-    out = f"out-{run}-{form}-{len(words)}"
+    out = f"out-{run}-{form}-{len(list(project.glob('out-*')))}"
     done = run_here(main, "export", run, "--form", form, "--out", out, *words, folder=project)
     assert done.returncode == 0, done.stderr
     assert (project / out / "README.md").read_text().startswith("---\n")
@@ -151,6 +155,34 @@ def test_pefts_form_is_what_peft_reads(project, models, embeddings):
     theirs = Policy.load(models / "pipeline", **HOW)
     theirs.transformer = PeftModel.from_pretrained(theirs.transformer, file.parent).base_model.model
     check_adapted(project, models, embeddings, theirs)
+
+
+@pytest.mark.parametrize(
+    "run, form", [("g2rpo-1", "diffusers"), ("g2rpo-2", "lora"), ("g2rpo-2", "peft")]
+)
+def test_the_cards_code_draws_the_runs_picture(project, run, form, monkeypatch):
+    """As it stands, but for the place of the folder."""
+    monkeypatch.chdir(project)
+    made = export(project, run, form)
+    folder = made if form != "diffusers" and made.is_dir() else made.parent
+    card = (folder / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    Path("card.py").write_text(code.replace("path/to/this/folder", str(folder)))
+    runpy.run_path("card.py")
+    theirs = np.asarray(Image.open("image.png")).astype(int)
+    (prompt,) = re.findall(r"^    prompt='(.*)',$", code, re.MULTILINE)
+    words = ("--run", run, "--run", "base", "--seeds", "1", "--out", f"drawn-{form}")
+    assert run_here(main, "generate", prompt, *words, folder=project).returncode == 0
+    picture = lambda name: np.asarray(Image.open(f"drawn-{form}/{name}-0000-1.png")).astype(int)
+    differs = np.abs(picture(run) - theirs)
+    assert differs.max() <= 1 and (differs > 0).mean() < 0.02
+    assert np.abs(picture(run) - picture("base")).max() > 1
+
+
+def test_a_card_without_scores_says_what_lacks(project, here):
+    text = (export(project, "g2rpo-1", "diffusers").parent / "README.md").read_text()
+    assert "No scores: they were not evaluated: run `dvc repro evaluate@g2rpo-1`" in text
+    assert "trained by **G²RPO** in" in text
 
 
 @pytest.mark.parametrize(
