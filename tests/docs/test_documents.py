@@ -180,6 +180,7 @@ def test_the_python_snippets_run(checkout, monkeypatch):
     of_a_server = "import base64"  # tests/serving runs it
     assert set(found) == {
         "class Redness:",
+        "# my_rewards.py",  # test_the_readmes_reward_trains runs it
         "from diffusers import FluxPipeline, FluxTransformer2DModel",
         of_a_server,
     }

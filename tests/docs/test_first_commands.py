@@ -1,0 +1,107 @@
+"""The first block of every page works as printed on a fresh clone, after `make reproduce`."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.conftest import ROOT
+from tests.docs.commands import FENCE, snippets
+from tests.fixtures.projects import FIT, fresh_clone, git
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs" / "howto").glob("*.md")),
+    *(ROOT / "docs" / name for name in ("rewards.md", "reward_servers.md", "flows.md")),
+]
+# Lines that are not run here, and why: the first pattern that fits
+NOT_RUN = {
+    r"^make (reproduce|test)\b": "made the clone of this test, or runs these tests",
+    r"^(g2rpo launch|g2rpo jobs)": "a Slurm cluster; tests/pipeline/test_slurm.py runs them",
+    r"flux_hps_clip in params": "published weights",
+    r"^tensorboard\b": "a server; tests/training/test_tracking.py runs it",
+    r"^g2rpo serve-reward\b": "a server; tests/serving run it",
+    r"^(python -m flows|prefect|\. \.cache/prefect)": "a server; tests/flows run it",
+    r"^python -m studies run\b": "an hour; tests/pipeline/test_studies.py runs a small study",
+}
+
+
+def first_block(page: Path) -> list[str]:
+    """The lines of the page's first block without a language."""
+    blocks = (text for language, text in FENCE.findall(page.read_text()) if not language)
+    return next(blocks, "").splitlines()
+
+
+def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line as a shell does whose environment is active; no browser opens."""
+    own = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(folder),
+        "BROWSER": "true",
+    }
+    return subprocess.run(
+        ["bash", "-ec", line], cwd=folder, env=os.environ | own, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """A clone with the report of profile `tiny`, which takes seconds here, committed."""
+    folder = fresh_clone(tmp_path_factory.mktemp("clone"))
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+    yaml, file = YAML(), folder / "profiles" / "tiny.yaml"
+    profile = yaml.load(file)
+    fits = [name for name, value in profile["models"].items() if isinstance(value, dict)]
+    profile["models"] |= {"images": 64} | dict.fromkeys(fits, FIT)
+    # Four steps teach nobody to answer in the words of a template
+    del profile["models"]["unified_reward"], profile["rewards"]["unified_reward"]
+    profile["evaluation"]["rewards"].remove("unified_reward")
+    profile["evaluation"] |= {"steps": [2], "diversity": None}
+    profile["prompts"] |= {"train_count": 8, "test_count": 6}
+    profile["training"] |= {"iterations": 2, "num_generations": 2}
+    profile["training"]["monitor"] |= {"every": 1, "prompts": 2}
+    profile["methods"]["dance_grpo"]["training"] = {"iterations": 2}
+    yaml.dump(profile, file)
+    (folder / "dvc.lock").unlink()
+    done = run("python -m pipeline.reproduce", folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "made")
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_first_block_of_a_page_works_as_printed(page, clone):
+    lines = first_block(page)
+    assert lines or page.stem == "base_model"  # it begins with what there is
+    for line in lines:
+        if not any(re.search(pattern, line) for pattern in NOT_RUN):
+            done = run(line, clone)
+            assert done.returncode == 0, (line, done.stdout[-1000:], done.stderr[-2000:])
+    git(clone, "checkout", "--quiet", ".")
+
+
+def test_every_reason_not_to_run_a_line_has_one():
+    lines = [line for page in PAGES for line in first_block(page)]
+    assert all(any(re.search(pattern, line) for line in lines) for pattern in NOT_RUN)
+
+
+def test_the_readmes_reward_trains(clone):
+    """The two files of README, and what it says to do with them."""
+    for one in snippets():
+        if one.document == "README.md" and one.language in ("python", "yaml"):
+            (clone / one.text.splitlines()[0].removeprefix("# ")).write_text(one.text)
+    params = clone / "params.yaml"
+    before = params.read_text()
+    params.write_text(
+        "profile: mine\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n",
+    )
+    done = run("python -m pipeline.check && dvc repro", clone)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "redness" in (clone / "reports" / "report.md").read_text().lower()
+    params.write_text(before)
