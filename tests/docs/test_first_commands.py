@@ -54,7 +54,7 @@ def clone(tmp_path_factory) -> Path:
     """A clone with the report of profile `tiny`, which takes seconds here, committed."""
     folder = fresh_clone(tmp_path_factory.mktemp("clone"))
     (folder / ".venv").symlink_to(ROOT / ".venv")
-    yaml, file = YAML(), folder / "profiles" / "tiny.yaml"
+    yaml, file = YAML(typ="safe", pure=True), folder / "profiles" / "tiny.yaml"
     profile = yaml.load(file)
     fits = [name for name, value in profile["models"].items() if isinstance(value, dict)]
     profile["models"] |= {"images": 64} | dict.fromkeys(fits, FIT)
