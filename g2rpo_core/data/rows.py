@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,22 @@ ENCODINGS = (  # by the mark at the beginning; that of UTF-16 begins as that of 
 )
 
 
-def read_rows(path: Path, unusable: list[str] | None = None) -> dict[int, dict]:
+def read_rows(
+    path: Path,
+    unusable: list[str] | None = None,
+    accepted: Mapping[str, Sequence[str]] = COLUMNS,
+    needed: Sequence[str] = ("prompt",),
+) -> dict[int, dict]:
     """Read the rows of a prompt file by their number, from 1.
 
     Each has a `prompt` that is text or missing, and perhaps `file` and `style`. The columns may
-    have other names (COLUMNS); ours wins over another one. unusable: takes the prompts that no
+    have other names (accepted); ours wins over another one. unusable: takes the prompts that no
     encoder takes, with a control character or without a character that is seen, in place of an
-    error: nobody can mend them in a data set.
+    error: nobody can mend them in a data set. needed: our names of the columns that must be there.
 
     UserError, naming the file, the rows (several, see `in_one_line`) and what to do, for a missing
-    or unreadable file, an unknown format, a missing column, two columns that could be the same, and
-    a row whose prompt is not text or not visible.
+    or unreadable file, an unknown format, missing columns (all of them), two columns that could be
+    the same, and a row whose prompt is not text or not visible.
     """
     # Format and file
     if path.suffix not in FORMATS:
@@ -59,11 +64,15 @@ def read_rows(path: Path, unusable: list[str] | None = None) -> dict[int, dict]:
         rows = _rows(path)
     # Columns and rows: all that is wrong, in one line
     names = list(rows[min(rows)]) if rows and isinstance(rows[min(rows)], dict) else []
-    columns = {own: found for own in COLUMNS if (found := _column(path, own, names))}
-    if names and "prompt" not in columns:
-        listed = ", ".join(visible(name)[:40] for name in names[:12])
+    columns = {own: found for own in accepted if (found := _column(path, own, names, accepted))}
+    if names and not columns.keys() >= set(needed):
+        lacking = " and no ".join(
+            f"column `{own}` (or {', '.join(accepted[own][1:])})"
+            for own in needed
+            if own not in columns
+        )
         raise UserError(
-            f"{path}: has no column `prompt` (or {', '.join(COLUMNS['prompt'][1:])}), only {listed}"
+            f"{path}: has no {lacking}, only {', '.join(visible(name)[:40] for name in names[:12])}"
         )
     rows = {number: _renamed(row, columns) for number, row in rows.items()}
     if unusable is not None:
@@ -76,12 +85,14 @@ def read_rows(path: Path, unusable: list[str] | None = None) -> dict[int, dict]:
     return rows
 
 
-def _column(path: Path, own: str, names: Sequence[object]) -> object | None:
+def _column(
+    path: Path, own: str, names: Sequence[object], accepted: Mapping[str, Sequence[str]]
+) -> object | None:
     """Return the column that is our `prompt`, `file` or `style`; None, or UserError for two."""
     if own in names:
         return own
     found = [
-        name for name in names if isinstance(name, str) and name.strip().casefold() in COLUMNS[own]
+        name for name in names if isinstance(name, str) and name.strip().casefold() in accepted[own]
     ]
     if len(found) > 1:
         could = " and ".join(f"`{visible(name)[:40]}`" for name in found)

@@ -40,6 +40,15 @@ BATCH = 64  # images open at a time, if they are small
 # Lists of images with prompts in a folder: ours, and those of `datasets` (imagefolder)
 LISTS = (INDEX, "metadata.csv", "metadata.jsonl")
 SIDECARS = (".txt", ".caption")  # a text beside an image, of its name
+# Names of columns of such a list. Only here does a column `image` or `path` name a file: sets of
+# training prompts have several of them.
+ACCEPTED = COLUMNS | {
+    "file": (
+        *COLUMNS["file"],
+        *("file_path", "filepath", "image", "image_file", "image_name", "image_path"),
+        *("img", "img_path", "path"),
+    )
+}
 
 
 def pair(folder: Path, prompts: Path | None) -> pd.DataFrame:
@@ -132,18 +141,16 @@ def _rows(folder: Path, home: Path, prompts: Path, files: list[str]) -> list[tup
 
     home: what the file's names are relative to.
     """
-    rows = read_rows(prompts)
+    by_name = prompts.suffix == ".csv" or prompts.name in LISTS
+    needed = ("file", "prompt") if by_name else ("prompt",)
+    rows = read_rows(prompts, accepted=ACCEPTED, needed=needed)
+    if by_name and not rows:
+        raise UserError(f"{prompts}: needs columns file,prompt; has no row")
     texts = [
         normalized(row["prompt"] if isinstance(row["prompt"], str) else "") for row in rows.values()
     ]
     named = [row["file"] for row in rows.values() if isinstance(row.get("file"), str)]
-    if not named and (prompts.suffix == ".csv" or prompts.name in LISTS):
-        has = ",".join(map(str, rows[1])) if rows else "no row"
-        raise UserError(
-            f"{prompts}: needs columns file,prompt; has {has} (file may be "
-            f"{' or '.join(COLUMNS['file'][1:])})"
-        )
-    if not named:
+    if not named and not by_name:
         if len(rows) != len(files):
             raise UserError(
                 f"{prompts}: {len(rows)} lines for the {len(files)} images in {folder}; "

@@ -76,7 +76,9 @@ def test_rows_that_name_images_belong_to_these_in_any_format(folder, tmp_path):
     rows = pd.DataFrame({"file": sorted(f"{name}.png" for name in IMAGES)[::-1], "prompt": PROMPTS})
     rows.to_json(tmp_path / "p.jsonl", orient="records", lines=True)
     rows.to_parquet(tmp_path / "p.parquet")
-    for file in ("p.jsonl", "p.parquet"):
+    theirs = rows.rename(columns={"file": "image_path", "prompt": "Caption"})
+    theirs.to_parquet(tmp_path / "theirs.parquet")
+    for file in ("p.jsonl", "p.parquet", "theirs.parquet"):
         assert pair(folder, tmp_path / file).to_dict("list") == rows.to_dict("list")
 
 
@@ -85,7 +87,7 @@ def test_rows_that_name_images_belong_to_these_in_any_format(folder, tmp_path):
     [
         ("p.txt", "one\ntwo\n", "p.txt: 2 lines for the 8 images in "),
         ("p.txt", "one\n" * 7 + " \n", "the prompt of wide.png is empty"),
-        ("p.csv", "name,prompt\nwide.png,x\n", "p.csv: needs columns file,prompt; has name,prompt"),
+        ("p.csv", "name,prompt\nwide.png,x\n", "p.csv: has no column `file` (or file_name, "),
         ("p.csv", "file,prompt\nhigh.png,x\n", "p.csv: high.png is not an image in "),
         ("p.csv", "", "p.csv: needs columns file,prompt; has no row"),
         (

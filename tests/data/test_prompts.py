@@ -171,6 +171,7 @@ A, B = "a cat, sitting", "ein Hund; groß"
         ("caption.jsonl", f'{{"caption": "{A}"}}\n{{"caption": "{B}"}}\n'),
         ("text.json", json.dumps([{"text": A}, {"text": B}])),
         ("ours_wins.csv", f'caption,prompt\nno,"{A}"\nno,{B}\n'),
+        ("several_files.csv", f'image,path,prompt\na,b,"{A}"\na,b,{B}\n'),
         ("windows.txt", f"{A}\r\n{B}\r\n"),
         ("mac.txt", f"{A}\r{B}\r"),
     ],

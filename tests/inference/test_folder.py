@@ -110,6 +110,8 @@ def test_hidden_files_are_no_images(tmp_path):
     [
         ("metadata.csv", "file_name,text\nb.png,a cat\na.png,a dog\n"),
         ("metadata.csv", "filename;Caption\nb.png;a cat\na.png;a dog\n"),
+        ("metadata.csv", "Image,TEXT\nb.png,a cat\na.png,a dog\n"),
+        ("metadata.csv", "image_path\tcaption\nb.png\ta cat\na.png\ta dog\n"),
         (
             "metadata.jsonl",
             (
@@ -201,6 +203,10 @@ def test_a_text_beside_an_image_is_its_prompt(tmp_path, folder):
             "file_name,filename,prompt\na.png,b.png,x\n",
             "the columns `file_name` and `filename` could both be the file",
         ),
+        (
+            "path,Image,caption\na.png,b.png,x\n",
+            "the columns `path` and `Image` could both be the file: name the right one `file`",
+        ),
         ("file,prompt,prompt\na.png,x,y\n", "has two columns `prompt`: name one of them otherwise"),
         (
             "file_name,label\na.png,1\n",
@@ -212,7 +218,19 @@ def test_a_text_beside_an_image_is_its_prompt(tmp_path, folder):
         ),
         (
             "caption\nx\n",
-            "needs columns file,prompt; has prompt (file may be file_name or filename)",
+            (
+                "has no column `file` (or file_name, filename, file_path, filepath, image, "
+                "image_file, image_name, image_path, img, img_path, path), only caption"
+            ),
+        ),
+        (
+            "name,label\na.png,1\n",
+            (
+                "has no column `file` (or file_name, filename, file_path, filepath, image, "
+                "image_file, image_name, image_path, img, img_path, path) and no column "
+                "`prompt` (or prompts, "
+                "caption, captions, text, texts), only name, label"
+            ),
         ),
         ("file,prompt\n../a.png,x\n", "../a.png is not an image in "),
         ("file,prompt\n.a.png,x\n", ".a.png is not an image in "),
