@@ -28,7 +28,7 @@ def main() -> None:
             allow_hub()
             from g2rpo_core.hub.download import download_models
 
-            entries = download_models(settings, revisions, root)
+            entries = download_models(settings.repos, revisions, root)
             write_json(root / QUALITY, {})
             write_lock(root, entries)
         elif not made.reuse(key, root):

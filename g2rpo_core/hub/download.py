@@ -33,7 +33,7 @@ from g2rpo_core.foundation.manifest import describe_files
 from g2rpo_core.foundation.permissions import share_weights
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import LOCK, safe_folder, write_lock
-from g2rpo_core.hub.settings import HubFiles, HubModel, HubModels, PublishedModel
+from g2rpo_core.hub.settings import HubFiles, HubModel, PublishedModel
 
 INSTEAD = "or use profile tiny"
 
@@ -75,16 +75,18 @@ class Revisions:
         write_whole(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
 
 
-def download_models(settings: HubModels, revisions: Revisions, root: Path) -> dict[str, dict]:
+def download_models(
+    repos: Mapping[str, HubModel], revisions: Revisions, root: Path
+) -> dict[str, dict]:
     """Download every model that is not in the cache yet; return the entries for a lock in `root`.
 
-    UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist,
-    the disk is too small, or a file is not the published one; TransientError if the hub cannot be
-    reached or the download breaks off.
+    repos: by the model's name in the section `models.repos`. UserError, saying what to do, if a
+    licence is not accepted, a repo or revision does not exist, the disk is too small, or a file is
+    not the published one; TransientError if the hub cannot be reached or the download breaks off.
     """
     return {
         name: _model(f"models.repos.{name}: {model.place}", model, revisions, root)
-        for name, model in settings.repos.items()
+        for name, model in repos.items()
     }
 
 

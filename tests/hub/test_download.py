@@ -42,7 +42,9 @@ def hub(hub, tmp_path):
 
 def fetch(settings: HubModels) -> dict[str, dict]:
     return download_models(
-        settings, Revisions(Path(constants.HF_HOME, "revisions.json")), Path(constants.HF_HOME)
+        settings.repos,
+        Revisions(Path(constants.HF_HOME, "revisions.json")),
+        Path(constants.HF_HOME),
     )
 
 
@@ -283,7 +285,7 @@ def test_a_model_in_a_folder_is_locked_and_nothing_is_copied(tmp_path):
     in_a_folder = {"repo": None, "revision": None, "files": ["config.json", "vae/*"]}
     mine = models(**in_a_folder, folder=str(folder))
     root = tmp_path / "models" / "mine"
-    write_lock(root, download_models(mine, Revisions(tmp_path / "revisions.json"), root))
+    write_lock(root, download_models(mine.repos, Revisions(tmp_path / "revisions.json"), root))
     found = ModelStore(root).folder("pipeline")
     assert found.samefile(folder) and set(ModelStore(root).entry("pipeline")["files"]) == {
         "config.json",
@@ -294,7 +296,7 @@ def test_a_model_in_a_folder_is_locked_and_nothing_is_copied(tmp_path):
         ModelStore(root).folder("pipeline")
     gone = models(**in_a_folder, folder="nowhere")
     with refused("models.repos.pipeline: nowhere: nowhere does not exist"):
-        download_models(gone, Revisions(tmp_path / "revisions.json"), root)
+        download_models(gone.repos, Revisions(tmp_path / "revisions.json"), root)
     for both in ({}, {"repo": REPO, "folder": "a"}):
         with pytest.raises(ValueError, match="needs either `repo` or `folder`"):
             models(**({"repo": None} | both))
@@ -326,7 +328,9 @@ def test_a_variant_gets_the_names_of_the_files_without_one(hub, tmp_path, from_h
     )
     root = tmp_path / "models"
     entries = download_models(
-        models(**place, files=["*"], variant="fp16"), Revisions(tmp_path / "revisions.json"), root
+        models(**place, files=["*"], variant="fp16").repos,
+        Revisions(tmp_path / "revisions.json"),
+        root,
     )
     write_lock(root, entries)
     found = ModelStore(root).folder("pipeline")
