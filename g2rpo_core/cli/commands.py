@@ -41,6 +41,14 @@ ModelsOfRewards = Annotated[
         "rewards then have their default settings"
     ),
 ]
+PublishedRewards = Annotated[
+    bool,
+    typer.Option(
+        "--published",
+        help="fetch the published weights of these rewards from the hub, without a pipeline: "
+        "those of --profile (default: flux_hps_clip)",
+    ),
+]
 Device = Annotated[str | None, option("cuda or cpu (default: a GPU if there is one)")]
 
 app = typer.Typer(
@@ -70,7 +78,9 @@ def lazy(
     def wrap(signature: Callable[P, None]) -> Callable[P, None]:
         @functools.wraps(signature)
         def run(*args: P.args, **options: P.kwargs) -> None:
-            if pins and not options.get("models"):
+            # Weights that are named without a profile are read by native numerics
+            named = options.get("models") or options.get("published")
+            if pins and (options.get("profile") or not named):
                 _pin(options)
             if needs:
                 require(f"g2rpo {signature.__name__.replace('_', '-')}", *needs)
@@ -329,8 +339,8 @@ def score(
         list[str],
         option(
             "hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, "
-            "votes (hps_v2_1 is hps), or one of your "
-            "own in the profile's section `rewards`; may be repeated"
+            "votes (hps_v2_1 is hps), or one of your own in the profile's section `rewards`; "
+            "several with commas, or repeated"
         ),
     ],
     prompts: Annotated[
@@ -338,7 +348,8 @@ def score(
         option(
             "text file with line n for the n-th image in natural order (2.png before 10.png), "
             "or csv, jsonl or Parquet with columns "
-            "file,prompt (default: DIR's prompts.csv, metadata.csv or metadata.jsonl, "
+            "file,prompt or, as others name them, image_path,caption (default: "
+            "DIR's prompts.csv, metadata.csv or metadata.jsonl, "
             "a .txt beside each image, or what the pictures of "
             "`g2rpo generate` say)"
         ),
@@ -346,12 +357,23 @@ def score(
     out: Annotated[Path, option(".csv or .parquet")] = Path("scores.csv"),
     profile: OfRewards = None,
     models: ModelsOfRewards = None,
+    published: PublishedRewards = False,
+    worst: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="also print the N images with the lowest scores by the first reward",
+        ),
+    ] = None,
 ) -> None:
     """Score a folder of images: a table of `file`, `prompt` and a column for each reward.
 
     A reward that can fail on an image has a second column, `<name>_reason`: why there is no score.
 
     Example: g2rpo score --reward hps --prompts prompts.txt pictures
+
+    Example: g2rpo score --published --reward hps,clip_score --worst 10 pictures
     """
 
 
@@ -433,6 +455,7 @@ def serve_reward(
     ],
     profile: OfRewards = None,
     models: ModelsOfRewards = None,
+    published: PublishedRewards = False,
     host: Annotated[
         str, option("address of this machine to listen on; 0.0.0.0 means all")
     ] = "127.0.0.1",

@@ -12,6 +12,7 @@ from g2rpo_core.foundation.files import read_text, write_whole, writing
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import LOCK
 from g2rpo_core.inference.folder import LISTS, Parts, pair, score_images, written_alone
+from g2rpo_core.inference.reward_models import folder_of_rewards
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards.registry import (
@@ -28,6 +29,8 @@ from g2rpo_core.rewards.remote import RemoteReward
 from g2rpo_core.rewards.scoring import check_missing, note_cut
 from g2rpo_core.rewards.spec import Reward, Section
 
+SHOWN = 60  # characters of a prompt in a line about an image
+
 
 def score(
     folder: Path,
@@ -36,6 +39,8 @@ def score(
     out: Path,
     profile: str | None,
     models: Path | None,
+    published: bool,
+    worst: int | None,
 ) -> None:
     """Score the folder and write the table.
 
@@ -44,7 +49,7 @@ def score(
     same command goes on from it.
     """
     # Check the options, before any model is loaded
-    section, models = read_rewards(profile, models)
+    section, place = read_rewards(profile, models, published)
     names = _resolve(reward, section)
     if out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {out}: must end in .csv or .parquet")
@@ -55,19 +60,10 @@ def score(
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     # Find what was scored by the same rewards, of the same code
-    scorers = load(names, models, device_of(None), section)
+    home = folder_of_rewards(names, section, place)
+    scorers = load(names, home, device_of(None), section)
     note_cut(scorers, table.prompt)
-    lock = models / LOCK
-    code = [
-        scorer.health.version if isinstance(scorer, RemoteReward) else code_of(scorer)
-        for scorer in scorers.values()
-    ]
-    decides = [
-        names,
-        {name: section.get(name) for name in names},
-        read_text(lock) if lock.exists() else None,
-        code,
-    ]
+    decides = _decides(scorers, section, home / LOCK)
     # Two that write one table take turns: each removes the parts of other inputs
     with ExitStack() as until_written:
         with writing(out):
@@ -75,8 +71,21 @@ def score(
             kept = Parts(out, folder, table, decides)
         for name, column in score_images(folder, table, scorers, kept).items():
             table[name] = column
-        _write(out, table, scorers, section, models)
+        _write(out, table, scorers, section, home)
+        if worst:
+            _echo_lowest(table, names[0], worst)
+        _check_missing(table, names, section)
         kept.discard()
+
+
+def _decides(scorers: Mapping[str, Reward], section: Section, lock: Path) -> list:
+    """Return what decides the scores, of images and prompts that are the same."""
+    code = [
+        scorer.health.version if isinstance(scorer, RemoteReward) else code_of(scorer)
+        for scorer in scorers.values()
+    ]
+    settings = {name: section.get(name) for name in scorers}
+    return [list(scorers), settings, read_text(lock) if lock.exists() else None, code]
 
 
 def _write(
@@ -86,7 +95,7 @@ def _write(
     section: Section,
     models: Path,
 ) -> None:
-    """Write the table, with a note on small models; UserError if too many scores are missing."""
+    """Write the table, with a note on small models, and print the means."""
     here = tiny_rewards([name for name in scorers if not settings_of(section, name).remote], models)
     there = [scorer.health.note for scorer in scorers.values() if isinstance(scorer, RemoteReward)]
     if note := "; ".join(filter(None, [here, *there])):
@@ -97,12 +106,25 @@ def _write(
             table.to_csv(index=False) if out.suffix == ".csv" else table.to_parquet(index=False),
         )
     means = ", ".join(f"{name} {table[name].mean():.4f}" for name in scorers)
-    echo(f"{out}: {len(table)} images, mean {means}{f' ({note})' if note else ''}")
-    _check_missing(table, list(scorers), section)
+    real = "; `--published` scores with the published weights" if here else ""
+    echo(f"{out}: {len(table)} images, mean {means}{f' ({note})' if note else ''}{real}")
+
+
+def _echo_lowest(table: pd.DataFrame, name: str, count: int) -> None:
+    """Print a line for each of the images with the lowest scores: score, file, prompt."""
+    lowest = table.dropna(subset=name).sort_values(name, kind="stable").head(count)
+    echo(f"lowest by {name}:")
+    for score, file, prompt in zip(lowest[name], lowest.file, lowest.prompt):
+        shown = prompt if len(prompt) <= SHOWN else f"{prompt[:SHOWN]}…"
+        echo(f"  {score:.4f}  {file}  {shown}")
 
 
 def _resolve(reward: list[str], section: Section) -> list[str]:
-    """Return the rewards' names; UserError for one that is unknown or compares images."""
+    """Return the rewards' names; UserError for one that is unknown or compares images.
+
+    reward: each a name, or several with commas between them.
+    """
+    reward = [name.strip() for given in reward for name in given.split(",")]
     any_image = [spec.name for spec in SPECS if not spec.tasks_only and not compares(spec.name)]
     any_image += [name for name in section if name not in REWARDS]
     names = [resolve_alias(name) for name in reward]

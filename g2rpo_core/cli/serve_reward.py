@@ -16,12 +16,14 @@ from g2rpo_core.cli.options import read_rewards, resolve_alias
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import ModelStore
+from g2rpo_core.inference.reward_models import Place, folder_of_rewards
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.addresses import names_of, on_loopback
 from g2rpo_core.rewards.registry import CustomRewardSettings
 from g2rpo_core.rewards.reward_server import Served, describe, make_app
+from g2rpo_core.rewards.spec import Section
 
 STOPS_WITHIN = 30  # seconds that open requests have after a stop signal
 # Seconds that a quiet connection stays open: longer than at clients, who would ask on a closed one
@@ -32,6 +34,7 @@ def serve_reward(
     reward: str,
     profile: str | None,
     models: Path | None,
+    published: bool,
     host: str,
     port: int,
     device: str | None,
@@ -42,7 +45,12 @@ def serve_reward(
     key = read_key(key_variable)
     with listen(host, port) as listener:
         served = load_served(
-            reward, profile, models, device_of(device), key, names_of(host), max_request_mib
+            reward,
+            read_rewards(profile, models, published),
+            device_of(device),
+            key,
+            names_of(host),
+            max_request_mib,
         )
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if not on_loopback(host):
@@ -84,16 +92,17 @@ def answer(served: Served, listener: socket.socket) -> None:
 
 def load_served(
     asked: str,
-    profile: str | None,
-    models: Path | None,
+    read: tuple[Section, Place],
     device: torch.device,
     key: str | None,
     hosts: list[str],
     mib: int,
 ) -> Served:
-    """Load and describe a reward; UserError if it is unknown or only a server computes it."""
-    name = resolve_alias(asked)
-    section, folder = read_rewards(profile, models)
+    """Load and describe a reward; UserError if it is unknown or only a server computes it.
+
+    read: the section `rewards` and where models are, as of `read_rewards`.
+    """
+    name, (section, place) = resolve_alias(asked), read
     if name not in registry.labels(section):
         raise UserError(
             f"--reward {asked}: unknown; there are {', '.join(registry.labels(section))}"
@@ -111,6 +120,7 @@ def load_served(
     decides = settings.model_dump(
         mode="json", exclude={"micro_batch", "max_missing", "server", "label"}
     )
+    folder = folder_of_rewards([name], {name: own}, place)
     reward = registry.load([name], folder, device, {name: own})[name]
     # Describe it by all that decides its scores
     entries = {

@@ -186,6 +186,16 @@ def test_what_was_scored_is_kept_and_a_second_start_goes_on(folder, tmp_path, mo
     assert not list(tmp_path.glob(".s.csv*"))
 
 
+@pytest.mark.pipeline
+def test_a_profile_decides_the_numerics_beside_a_folder_of_models_too(models, folder, tmp_path):
+    """Those of `tiny` need variables that have to be set before torch is imported."""
+    profile(tmp_path, "mine", "")
+    words = ["score", "--reward", "hps", "--profile", "mine", "--prompts", "prompts.txt"]
+    words += ["--models", str(models), str(folder)]
+    done = run_module("g2rpo_core.cli", *words, folder=tmp_path, OMP_NUM_THREADS="2")
+    assert done.returncode == 0, done.stderr
+
+
 HALF = """
 from g2rpo_core.foundation.errors import UserError
 
