@@ -31,6 +31,7 @@ RUN = {
     "g2rpo export my_lora-1 --form lora --out my_lora": "my_lora/pytorch_lora_weights.safetensors",
     "g2rpo export my_lora-1 --form peft --out my_peft": "my_peft/adapter_model.safetensors",
     "g2rpo score --reward hps --prompts prompts.txt DIR": "scores.csv: 2 images",
+    "g2rpo score --reward hps,clip_score --worst 5 --prompts prompts.txt DIR": "lowest by hps:",
     "g2rpo report --study compare": "studies/compare/reports/report.html",
     "g2rpo profile show my_flux": "iterations: 600 # profiles/my_flux.yaml:4",
     "g2rpo profile list": "flux_lora_1gpu",
