@@ -11,7 +11,9 @@ import textwrap
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main
@@ -182,16 +184,22 @@ def test_the_python_snippets_run(checkout, monkeypatch):
     assert set(found) == {
         "class Redness:",
         "# my_rewards.py",  # test_the_readmes_reward_trains runs it
-        "from diffusers import FluxPipeline, FluxTransformer2DModel",
+        "import torch",
         of_a_server,
     }
     own: dict = {}
     exec(found["class Redness:"], own)  # noqa: S102
     assert own["Redness"](2.0).strength == 2.0
-    code = ast.parse(found["from diffusers import FluxPipeline, FluxTransformer2DModel"])
+    code = ast.parse(found["import torch"])
     code.body[-1] = ast.Assign([ast.Name("image", ast.Store())], code.body[-1].value)
     exec(compile(ast.fix_missing_locations(code), "README.md", "exec"), own)  # noqa: S102
-    assert own["image"].size == (32, 32)
+    # The same image as the command's of that page, but for values between two levels
+    words = ("--run", "g2rpo-1", "--seeds", "1", "--out", "beside")
+    prompt = "a large red circle above a small blue square"
+    assert run_here(main, "generate", prompt, *words, folder=checkout).returncode == 0
+    ours = np.asarray(Image.open("beside/g2rpo-1-0000-1.png")).astype(int)
+    differs = np.abs(ours - np.asarray(own["image"]).astype(int))
+    assert differs.max() <= 1 and (differs > 0).mean() < 0.02 and ours.std() > 1
 
 
 def test_every_published_entry_loads_in_a_profile(tmp_path):
