@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tqdm import tqdm
-
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_yaml
+from g2rpo_core.foundation.progress import FOLLOWED, Bar
 from g2rpo_core.foundation.texts import echo
 from pipeline.cached import check_kept
 from pipeline.graph import Stage
@@ -89,9 +88,10 @@ def repro(
     """
     check_kept(stage.project, stage.name)
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage.name]
-    # A stage's `python` is the one that runs this
+    # A stage's `python` is the one that runs this, and `on_text` follows its bar
     environment = {
         **os.environ,
+        FOLLOWED: "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     until = None if time_limit is None else time.monotonic() + time_limit
@@ -156,7 +156,7 @@ def run_with_bar(
     running: dict[str, str] = {}  # stage -> its name and progress
     with (
         ThreadPoolExecutor(side_by_side) as pool,
-        tqdm(total=len(stages), unit="stage", desc=logs.name) as bar,
+        Bar(total=len(stages), unit="stage", desc=logs.name) as bar,
     ):
 
         def show(name: str, how_far: str) -> None:

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from g2rpo_core.architectures.table import read_architecture, text_encoders
 from g2rpo_core.data.embeddings import (
     DTYPES,
@@ -21,6 +19,7 @@ from g2rpo_core.data.embeddings import (
 )
 from g2rpo_core.data.prompts import Prompt, load_prompts, of_data_set
 from g2rpo_core.distributed.runtime import REAL, Runtime
+from g2rpo_core.foundation.progress import Bar
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub import made
 from g2rpo_core.hub.model_store import LOCK, ModelStore
@@ -73,8 +72,7 @@ def main(runtime: Runtime = REAL) -> None:
             if name in online:
                 write_online(out, prompts, settings.dtype, limit)
             else:
-                bar = tqdm(desc=f"embed {name}", total=len(prompts), unit="prompt", mininterval=2)
-                with bar:
+                with Bar(desc=f"embed {name}", total=len(prompts), unit="prompt") as bar:
                     how = (settings.dtype, settings.shard_rows, bar.update)
                     write(out, prompts, encoded, *how, folder / "manifests" / name)
             write_negative(out, negative, settings.dtype)

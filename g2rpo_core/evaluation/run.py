@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import torch
 from torchvision.utils import save_image
-from tqdm import tqdm
 
 from g2rpo_core.architectures.table import read_schedule
 from g2rpo_core.data.embeddings import EmbeddingStore
@@ -17,6 +16,7 @@ from g2rpo_core.evaluation.results import MEASURES, SCORES, image_folder, measur
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.files import write_whole
 from g2rpo_core.foundation.manifest import find_whole, write_manifest
+from g2rpo_core.foundation.progress import Bar
 from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
@@ -103,7 +103,7 @@ class Evaluation:
             note_cut(rewards, (prompt.text for prompt in self.prompts.prompts))
         left, total, missing = self.left(), len(self.variants) * len(self.batches), pd.DataFrame()
         done = total - sum(map(len, left.values()))
-        bar = tqdm(
+        bar = Bar(
             total=total,
             initial=done,
             desc=f"evaluate {name}",

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Iterable
 
 import torch
-from tqdm import tqdm
 
+from g2rpo_core.foundation.progress import Bar
 from g2rpo_core.tiny_models.settings import FitSettings
 
 WARM_UP = 0.05  # of the steps
@@ -37,7 +37,7 @@ def fit(
     losses = []
     # two processes show progress at once, each on its own line
     line = 0 if label in ("vae", "transformer") else 1
-    bar = tqdm(range(settings.steps), desc=label, mininterval=2, unit="step", position=line)
+    bar = Bar(range(settings.steps), desc=label, unit="step", position=line)
     for step in bar:
         loss = compute_loss(
             torch.randint(count, (settings.batch,), generator=generator, device=generator.device)

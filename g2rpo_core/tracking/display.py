@@ -22,10 +22,10 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from PIL import Image, ImageDraw
 from torchvision.transforms.functional import to_tensor
 from torchvision.utils import make_grid
-from tqdm import tqdm
 
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.progress import Bar
 from g2rpo_core.foundation.texts import echo, visible
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.numerics.cuda import peak_bytes
@@ -308,12 +308,11 @@ class Display:
             with self.tracking.at_most_a_warning("the settings"):
                 self.tracking.configure(settings_of(trainer))
         total = trainer.training.iterations
-        self.bar = tqdm(
+        self.bar = Bar(
             total=total,
             initial=first,
             desc=self.name,
             unit="iteration",
-            mininterval=2,
             disable=self.quiet,
         )
 
@@ -356,7 +355,7 @@ class Display:
         """Show a warning of `drift.py`."""
         if self.quiet:
             return
-        with suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
+        with suppress(OSError), Bar.external_write_mode(file=sys.stderr):
             echo(f"warning: {self.name}, iteration {iteration}: {text}", file=sys.stderr)
         if self.tracking:
             self.tracking.warn(iteration, text)

@@ -177,11 +177,11 @@ def test_a_studys_bar_says_how_far_each_stage_is_and_where_its_output_goes(
     )
     monkeypatch.chdir(project)
     monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
-    monkeypatch.setattr(runner.tqdm, "monitor_interval", 0)
+    monkeypatch.setattr(runner.Bar, "monitor_interval", 0)
     init(project)
     shown = []
     monkeypatch.setattr(
-        runner.tqdm, "set_postfix_str", lambda bar, text, refresh=True: shown.append(text)
+        runner.Bar, "set_postfix_str", lambda bar, text, refresh=True: shown.append(text)
     )
     runner.run_with_bar(read_graph(), 1, Path("logs", "study"), threading.Event())
     assert "slow 0/7" in shown and "slow 7/7" in shown and shown[-1] == ""

@@ -307,7 +307,7 @@ def test_a_stderr_that_nobody_reads_ends_nothing(trainer, embeddings, here, monk
 
     monkeypatch.setattr(display.bar, "update", broken)
     monkeypatch.setattr(display.bar, "close", broken)
-    monkeypatch.setattr("g2rpo_core.tracking.display.tqdm.write", broken)
+    monkeypatch.setattr("g2rpo_core.tracking.display.Bar.write", broken)
     display.record(RECORD)
     display.warn(2, "the ratio drifts")
     display.finish()
