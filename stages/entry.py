@@ -58,7 +58,7 @@ def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
             f"--profile {args.profile}: {study_path(args.study)} names profile {study.profile}: "
             "give that one"
         )
-    loaded = load_profile(profile_path(args.profile), study)
+    loaded = load_profile(profile_path(args.profile), study, [getattr(args, "method", "")])
     use(loaded.numerics)
     more: dict[str, object] = {"run": loaded.run} if "methods" in names else {}
     if "drawn" in names:

@@ -135,13 +135,13 @@ class Study(Run):
         return value
 
 
-def load_profile(path: Path, study: Study | None = None) -> Profile:
-    """Load a profile, with a study's changes if given.
+def load_profile(path: Path, study: Study | None = None, needed: Collection[str] = ()) -> Profile:
+    """Load a profile, with a study's changes if given; needed: as in `resolve`.
 
     UserError in one line (file, key, what is allowed) if anything is wrong.
     """
     beside = f" with {study_path(study.study)}" if study else ""
-    resolved = resolve(path, study)
+    resolved = resolve(path, study, needed)
     return _checked(resolved.data, Profile, f"{path}{beside}", resolved.origin)
 
 
@@ -153,15 +153,16 @@ def section_of(path: Path, name: str, schema: type[S]) -> S | None:
         return None
 
 
-def resolve(path: Path, study: Study | None = None) -> Resolved:
+def resolve(path: Path, study: Study | None = None, needed: Collection[str] = ()) -> Resolved:
     """Return the profile with everything that it extends, and with a study's changes.
 
+    An entry of `methods` that it inherits and that does not fit it is left out, unless `needed`.
     Of one of a study's bases, `models` has its seed, and builds no scorer that the study does not
     use. UserError as in `load_profile`.
     """
     resolved = read_chain(path, KEEPS_NULL)
     if study is None:
-        return resolved
+        return _without_misfits(path, resolved, needed)
     where = str(study_path(study.study))
     entries = {
         name: entry.model_dump(mode="json", exclude_defaults=True)
@@ -179,6 +180,24 @@ def resolve(path: Path, study: Study | None = None) -> Resolved:
     profile: Profile = _checked(changed.data, Profile, f"{path} with {where}", changed.origin)
     unused = {name: None for name in _scorers(profile) if name in changed.data["models"]}
     return _override(changed, _of({"models": {"seed": base, **unused}}, f"{where} bases"))
+
+
+def _without_misfits(path: Path, resolved: Resolved, needed: Collection[str]) -> Resolved:
+    """Leave out each entry of `methods` that is neither the file's own, nor needed, nor fits."""
+    kept = {*needed} | {
+        key.split(".")[1]
+        for key, at in resolved.origin.items()
+        if key.startswith("methods.") and at.startswith(f"{path}:")
+    }
+    try:
+        Profile.model_validate_json(json.dumps(resolved.data))
+    except ValidationError as error:
+        problems = [each.split(".") for each in problems_of(error, Profile)]
+        wrong = {keys[1].split(":")[0] for keys in problems if keys[0] == "methods"} - kept
+        if wrong and wrong < resolved.data["methods"].keys():
+            fitting = {k: v for k, v in resolved.data["methods"].items() if k not in wrong}
+            return Resolved({**resolved.data, "methods": fitting}, resolved.origin)
+    return resolved
 
 
 def _scorers(profile: Profile) -> list[str]:
@@ -221,7 +240,7 @@ def _check_chosen(
 def load_run(path: Path = Path("params.yaml")) -> MainRun:
     """Load `params.yaml`, checked against its profile; UserError as in `load_profile`."""
     run = _load(path, MainRun)
-    profile = load_profile(profile_path(run.profile))
+    profile = load_profile(profile_path(run.profile), needed=run.methods)
     _check_chosen(path, "methods", run.methods, profile.methods, f"profiles/{run.profile}.yaml")
     _check_chosen(
         path,

@@ -352,11 +352,10 @@ class Profile(Settings):
                 named = f"; here it is {ALIASES[reward]}" if reward in ALIASES else ""
                 yield f"{where}: unknown reward {reward!r}{named}; allowed are {', '.join(known)}"
                 continue
-            if reward in REWARDS and REWARDS[reward].tasks_only and source not in TASK_NAMES:
-                named = source if isinstance(source, str) else source.repo
+            if reward in REWARDS and REWARDS[reward].tasks_only and not isinstance(source, str):
                 yield (
                     f"{where}: the {reward} only knows captions of the tasks "
-                    f"{', '.join(TASK_NAMES)}, not {named}: remove it"
+                    f"{', '.join(TASK_NAMES)}, not {source.repo}: remove it"
                 )
             models = attempt(partial(models_of, self.rewards, reward), ValueError)[0] or ()
             if self.models.source != "hub":

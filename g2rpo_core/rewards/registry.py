@@ -28,7 +28,7 @@ from g2rpo_core.rewards import image_reward, similarity, unified_reward
 from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
-from g2rpo_core.tasks.table import verify
+from g2rpo_core.tasks.table import problem_of_prompt, verify
 
 
 class CustomRewardSettings(RewardSettings):
@@ -179,6 +179,7 @@ SPECS: tuple[RewardSpec, ...] = (
         lambda models, device, settings: verify,
         settings=RewardSettings,
         tasks_only=True,
+        problem_of_prompt=problem_of_prompt,
     ),
 )
 REWARDS: dict[str, RewardSpec] = {spec.name: spec for spec in SPECS}

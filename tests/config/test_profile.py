@@ -161,8 +161,8 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
         ),
         (
             "  test: shapes",
-            "  test: mine.txt",
-            "the verifier only knows captions of the tasks shapes, marks, words, not mine.txt",
+            "  test: {repo: me/mine, files: [test.txt]}",
+            "the verifier only knows captions of the tasks shapes, marks, words, not me/mine",
         ),
         (
             "  test: shapes",

@@ -52,6 +52,8 @@ def test_everything_that_is_wrong_is_told_in_one_round(made):
     settings = YAML(typ="safe").load(file)
     settings["prompts"]["test"] = "theirs.txt"
     settings["rewards"] = {"redness": {"class": "nowhere:Redness"}}
+    judges = YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")["evaluation"]["rewards"]
+    settings["evaluation"] = {"rewards": [*judges, "redness"]}
     YAML().dump(settings, file)
     (made / "theirs.txt").write_text("".join(f"a cat on {count} mats\n" for count in "abcd"))
     done = run_here(check.main, folder=made)
@@ -61,7 +63,7 @@ def test_everything_that_is_wrong_is_told_in_one_round(made):
         and lines[-1] == f"error: {len(lines) - 1} problems to fix before dvc repro"
     )
     for part in (
-        "the verifier only knows captions",
+        "the exact check only knows captions",
         "over the profile's embed.max_sequence_length = 12: shorten them",
         "no module 'nowhere'",
     ):
@@ -120,3 +122,39 @@ def test_prompts_without_a_score_are_told_before_work(made):
         "prompts.test: ocr has no score for 2 of 3 prompts" in line
         for line in run_here(check.main, folder=made).stderr.splitlines()
     )
+
+
+def test_a_file_of_captions_can_be_checked_exactly(made):
+    file = made / "profiles" / "mine.yaml"
+    settings = YAML(typ="safe").load(file)
+    settings["prompts"] |= {"train": "shapes", "test": "theirs.txt"}
+    YAML().dump(settings, file)
+    (made / "theirs.txt").write_text("a large red circle above a small blue square\n")
+    assert run_here(check.main, folder=made).returncode == 0
+    (made / "theirs.txt").write_text("a large red circle above a small blue square\na cat\n")
+    assert (
+        "profiles/mine.yaml: prompts.test: verifier has no score for 1 of 2 prompts, "
+        "such as 'a cat': the exact check only knows captions of the tasks shapes, marks, words"
+    ) in refusal(check.main, folder=made)
+
+
+def test_a_method_that_is_inherited_and_does_not_run_hides_no_run(made):
+    """Four steps are enough for one SDE step, and too few for the six of most methods."""
+    file = made / "profiles" / "mine.yaml"
+    settings = YAML(typ="safe").load(file)
+    settings |= {
+        "sampling": {"steps": 4},
+        "methods": {"short": {"method": "g2rpo", "settings": {"tree": {"sde_steps": [1]}}}},
+    }
+    YAML().dump(settings, file)
+    params = made / "params.yaml"
+    params.write_text(params.read_text().replace("[g2rpo]", "[short]"))
+    assert run_here(check.main, folder=made).returncode == 0
+    # one that runs, or that the profile itself has, must fit
+    said = "profiles/mine.yaml: methods.g2rpo: SDE step 4 needs sampling.steps of at least 6"
+    params.write_text(params.read_text().replace("[short]", "[short, g2rpo]"))
+    assert said in refusal(check.main, folder=made)
+    params.write_text(params.read_text().replace(", g2rpo]", "]"))
+    settings["methods"]["g2rpo"] = {"label": "Mine"}
+    YAML().dump(settings, file)
+    assert said in refusal(check.main, folder=made)
