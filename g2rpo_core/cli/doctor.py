@@ -5,7 +5,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ from huggingface_hub import get_token
 
 from g2rpo_core.cli.preflight import checks
 from g2rpo_core.config import Profile, load_profile, profile_path
-from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.numerics import driver, probe
 from g2rpo_core.numerics.cuda import why_none
@@ -36,6 +37,7 @@ PACKAGES = (
 )
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
 GIB = 2**30
+COMPLETE = "nothing is missing"
 
 
 def doctor(profile: str | None) -> None:
@@ -63,16 +65,15 @@ def preflight(name: str) -> None:
 
 
 def machine() -> Iterator[str]:
-    """Describe the versions, processors, memory and disk."""
-    yield f"python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    """Describe the versions, processors, memory and disk, one line a question."""
+    yield f"Python: {platform.python_version()}, {platform.system()} {platform.machine()}"
     yield "packages: " + ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
     yield f"g2rpo: {commit() or 'no git checkout here'}"
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
-    yield (
-        f"{os.cpu_count()} CPUs, {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB "
-        f"memory free, {disk.free / GIB:.0f} GiB disk free here"
-    )
-    yield probe.check_machine()
+    yield f"CPUs: {os.cpu_count()}"
+    yield f"memory: {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB free"
+    yield f"disk: {disk.free / GIB:.0f} of {disk.total / GIB:.0f} GiB free here"
+    yield f"bits: {probe.check_machine()}"
     needs = driver.needs(torch.__version__, torch.version.cuda)
     yield (
         f"NVIDIA driver: {driver.find_version() or 'none found'}; "
@@ -91,34 +92,36 @@ def machine() -> Iterator[str]:
 
 def tokens() -> Iterator[str]:
     """Say which tokens are set, never their values."""
-    names = [name for name in TOKENS if os.environ.get(name)]
-    logged_in = (
-        "logged in to the Hugging Face hub"
-        if get_token()
-        else "not logged in to the Hugging Face hub (hf auth login)"
+    yield (
+        "tokens in the environment: "
+        f"{', '.join(name for name in TOKENS if os.environ.get(name)) or 'none'}"
     )
-    yield f"tokens: {', '.join(names) or 'none in the environment'}; {logged_in}"
+    yield f"Hugging Face hub: {'logged in' if get_token() else 'not logged in (hf auth login)'}"
 
 
 def profiles(only: str | None) -> Iterator[str]:
-    """Say what each profile still needs."""
-    names = [only] if only else sorted(path.stem for path in Path("profiles").glob("*.yaml"))
-    if not names:
-        yield "no folder `profiles` here: run it in the project's checkout"
-    for name in names:
-        try:
-            loaded = load_profile(profile_path(name))
-        except UserError as error:
-            if only:
-                raise
-            yield f"profile {name}: {error}"
-            continue
-        yield f"profile {name}: {'; '.join(missing(name, loaded)) or 'nothing is missing'}"
+    """Say what each profile still needs: of all, in a line those that need the same.
+
+    UserError if the only one does not load.
+    """
+    lacking: Iterable[str]
+    if only:
+        lacking = missing(only, load_profile(profile_path(only)))
+        yield f"profile {only}: {'; '.join(lacking) or COMPLETE}"
+        return
+    alike: dict[str, list[str]] = {}
+    for name in sorted(path.stem for path in Path("profiles").glob("*.yaml")):
+        loaded, wrong = attempt(partial(load_profile, profile_path(name)))
+        lacking = missing(name, loaded) if loaded else wrong
+        alike.setdefault("; ".join(lacking) or COMPLETE, []).append(name)
+    if not alike:
+        yield "profiles: no folder `profiles` here: run it in the project's checkout"
+    for needs, names in sorted(alike.items(), key=lambda each: (each[0] != COMPLETE, each[1])):
+        yield f"profile{'s' * (len(names) > 1)} {', '.join(names)}: {needs}"
 
 
 def missing(name: str, profile: Profile) -> Iterator[str]:
     """Yield what `dvc repro` of a profile needs, or makes first."""
-
     if profile.models.source == "hub" and not get_token():
         yield "a token for its gated weights (hf auth login)"
     for part, named in (("train", "training"), ("test", "test")):

@@ -266,12 +266,19 @@ def test_the_doctor_names_what_is_missing_and_never_shows_a_token(project, monke
     )
     done = run_here(main, "doctor", folder=project)
     assert done.returncode == 0 and "hf_secret" not in done.stdout
-    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
-    assert "HF_TOKEN" in lines["tokens"] and lines["profile tiny"] == "nothing is missing"
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert lines["tokens in the environment"] == "HF_TOKEN"
+    assert lines["Hugging Face hub"] == "logged in"
+    assert lines["profile tiny"] == "nothing is missing"
     assert "the training prompts data/own.txt" in lines["profile own"]
-    assert (
-        "the training prompts of ymhao/HPDv2, which dvc repro fetches" in lines["profile flux_hps"]
+    # profiles that need the same share a line
+    (needs,) = (needs for names, needs in lines.items() if " flux_hps, flux_hps_clip, " in names)
+    assert "the training prompts of ymhao/HPDv2, which dvc repro fetches" in needs
+    named = [words for names in lines for words in re.findall(r"^profiles? (.*)", names)]
+    assert sorted(", ".join(named).split(", ")) == sorted(
+        path.stem for path in (project / "profiles").glob("*.yaml")
     )
+    assert len(named) < 6
 
 
 def test_profiles_are_listed_and_their_differences_shown():
