@@ -93,5 +93,5 @@ $(TOOLS)/ready: requirements-tools.lock
 	@rm -rf .cache/tools && $(PYTHON) -m venv .cache/tools
 	@$(TOOLS)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-tools.lock && touch $@
 
-clean: ## remove the environment and everything that the pipeline makes; asks first where no cache has a run
+clean: ## remove the environment, models, prompts, embeddings and runs, and list what is left and takes room; asks first where no cache has a run
 	@CONFIRM=$(CONFIRM) $(PYTHON) -m tools.clean
