@@ -4,24 +4,26 @@ Prefect reads PREFECT_API_URL when it is imported: `flows.serve` imports this on
 there.
 """
 
+import asyncio
 import time
 from argparse import Namespace
+from collections.abc import Callable
 
 import httpx
+import prefect.runner.server  # noqa: F401 - now, and not while SIGTERM may end the runner
 import psutil
-from prefect import serve
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.exceptions import PrefectException
 from prefect.flows import EntrypointType
+from prefect.runner import Runner
 from prefect.schedules import Cron
 from prefect.states import Crashed
 
 from flows import pipeline
 from g2rpo_core.foundation.errors import UserError
 
-__all__ = ["crash_dead_runs", "deployments", "limit_tag", "serve"]
 NAME = "g2rpo"  # of each flow's deployment
 LOOK_EVERY = 15.0  # seconds between two looks at the runs' processes
 
@@ -54,6 +56,31 @@ def deployments(args: Namespace) -> list:
                 f"{' '.join(str(error).split())}"
             ) from None
     return made
+
+
+class Served(Runner):
+    """Prefect's runner with our end on SIGTERM: its own calls a coroutine that nothing awaits."""
+
+    def __init__(self, end: Callable[..., object]):
+        super().__init__(pause_on_shutdown=True)
+        self.end = end
+
+    def handle_sigterm(self, *args: object, **_: object) -> None:
+        self.end(*args)
+
+
+def serve(made: list, end: Callable[..., object]) -> None:
+    """Serve deployments until Ctrl-C, or SIGTERM, which `end` handles; then pause their schedules.
+
+    An ExceptionGroup of httpx.HTTPError if the server is away for long.
+    """
+    runner = Served(end)
+    for deployment in made:
+        runner.add_deployment(deployment)
+    try:
+        asyncio.run(runner.start())
+    except KeyboardInterrupt:
+        return
 
 
 def limit_tag(tag: str, slots: int) -> None:

@@ -62,13 +62,15 @@ def arguments(given: list[str] | None = None) -> Namespace:
     return args
 
 
+def end(*_: object) -> None:
+    """Exit on SIGTERM, with the reason if it is the server's."""
+    sys.exit(f"error: {failed[0]}" if failed else 128 + signal.SIGTERM)
+
+
 def main(given: list[str] | None = None) -> None:
     args = arguments(given)
     # Without this handler, the server would outlive this process
-    signal.signal(
-        signal.SIGTERM,
-        lambda *_: sys.exit(f"error: {failed[0]}" if failed else 128 + signal.SIGTERM),
-    )
+    signal.signal(signal.SIGTERM, end)
     existing = os.environ.get("PREFECT_API_URL")
     try:
         with (
@@ -90,7 +92,7 @@ def main(given: list[str] | None = None) -> None:
             )
             while True:
                 try:
-                    deployed.serve(*made, print_starting_message=False)
+                    deployed.serve(made, end)
                     return
                 except* httpx.HTTPError:  # the runner gives up if its server is away for long
                     echo(

@@ -1,5 +1,6 @@
 """The server that `python -m flows.serve` starts: who may use it, and what checkouts share."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -149,6 +150,15 @@ def test_a_second_start_in_the_same_checkout_is_refused(served):
     told = refused_start(free_port(), served.folder)
     assert told.startswith("error: ") and "another `flows.serve` is using it" in told
     assert served.get("/deployments/name/report/g2rpo")["paused"] is False
+
+
+def test_sigterm_ends_it_without_a_warning_of_prefects(tmp_path):
+    with serving(tmp_path / "one") as one:
+        one.run("report")  # the runner has installed its own handler by then
+    said = (tmp_path / "one.log").read_text()
+    assert one.processes["serve"].returncode == 128 + signal.SIGTERM
+    assert "Warning" not in said and "Traceback" not in said, said
+    assert "Pausing" in said
 
 
 @pytest.mark.slow
