@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import share, todo
+from stages import profile as stage
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here, run_module
 from tests.fixtures.projects import git
@@ -60,11 +61,18 @@ def project(tmp_path):
 
 
 def name(folder: Path, profile: str) -> None:
-    """Name a profile in params.yaml, and run it."""
+    """Name a profile in params.yaml, and run it; its stage `profile` in this process."""
     (folder / "params.yaml").write_text(
         f"profile: {profile}\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n"
     )
+    resolve(folder, profile)
     dvc(folder, "repro", "--quiet")
+
+
+def resolve(folder: Path, profile: str) -> None:
+    done = run_here(stage.main, "--profile", profile, folder=folder)
+    assert done.returncode == 0, done.stderr
+    dvc(folder, "commit", "--force", "--quiet", "profile")
 
 
 def listed(folder: Path, *words: str) -> list[str]:
@@ -106,7 +114,7 @@ def test_a_profile_that_is_not_used_is_named_with_what_leaving_it_out_does(proje
         "error: profile mine: profile would run for a colleague as well: dvc repro first; "
         "g2rpo todo says why\n"
     )
-    dvc(project, "repro", "--quiet")
+    resolve(project, "mine")
     told = run_here(share.main, folder=project).stdout
     assert (
         "profiles/later.yaml: not used by profile mine, but the stage `profile` depends on the "
