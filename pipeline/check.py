@@ -229,21 +229,26 @@ def _machine_problems(name: str, profile: Profile) -> Iterator[str]:
         shutil.disk_usage(Path.cwd()).free / 2**30,
         attempt(partial(disk_gib, profile))[0],
     )
-    if needed and free < needed:
+    if needed and free < needed["here"]:
+        whole = sum(needed.values())
+        beside = (
+            f" (of {whole:.0f}, as g2rpo plan has it: models and rewards are in HF_HOME)"
+            if whole > needed["here"]
+            else ""
+        )
         yield (
-            f"{Path.cwd()}: has {free:.1f} GiB free, but profile {name} needs about {needed:.1f}: "
-            "make room, or work on another disk"
+            f"{Path.cwd()}: has {free:.0f} GiB free, but a run of profile {name} with DVC's copies "
+            f"needs about {needed['here']:.0f} here{beside}: make room, or work on another disk"
         )
 
 
-def disk_gib(profile: Profile) -> float:
-    """Return the GiB that a run of the profile's first method writes here, by `g2rpo plan`."""
+def disk_gib(profile: Profile) -> dict[str, float]:
+    """Return the GiB of a run of the profile's first method by `g2rpo plan`: `here`, `HF_HOME`."""
     if profile.models.source != "hub":
-        return TINY_GIB
-
-    plan = make_plan(profile, next(iter(profile.methods)), Machines(1, 80.0))
-    # models are in the Hugging Face cache
-    return sum(plan.disk_gib[part] for part in ("embeddings", "trained", "copies", "checkpoints"))
+        return {"here": TINY_GIB, "HF_HOME": 0.0}
+    parts = make_plan(profile, next(iter(profile.methods)), Machines(1, 80.0)).disk_gib
+    downloaded = parts["pipeline"] + parts["rewards"]
+    return {"here": sum(parts.values()) - downloaded, "HF_HOME": downloaded}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,13 @@
 """What `python -m pipeline.check` says of prompt files, whose contents DVC does not see."""
 
+from types import SimpleNamespace
+
 import pytest
 from ruamel.yaml import YAML
 
+from g2rpo_core.config import load_profile
+from g2rpo_core.estimate.machines import Machines
+from g2rpo_core.estimate.plan import make_plan
 from pipeline import check
 from stages import profile, prompts
 from tests.conftest import ROOT
@@ -158,3 +163,20 @@ def test_a_method_that_is_inherited_and_does_not_run_hides_no_run(made):
     settings["methods"]["g2rpo"] = {"label": "Mine"}
     YAML().dump(settings, file)
     assert said in refusal(check.main, folder=made)
+
+
+def test_the_disk_that_is_asked_for_is_the_plans_but_for_the_downloads(made, monkeypatch):
+    """The two sizes of one run, 395 and 483 GiB, looked like a mistake."""
+    (made / "profiles" / "flux_hps_clip.yaml").symlink_to(ROOT / "profiles" / "flux_hps_clip.yaml")
+    (made / "params.yaml").write_text(
+        "profile: flux_hps_clip\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n"
+    )
+    profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
+    parts = make_plan(profile, "g2rpo", Machines(8, 80.0)).disk_gib
+    monkeypatch.setattr(check.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**30))
+    told = run_here(check.main, folder=made).stderr
+    here = sum(parts.values()) - parts["pipeline"] - parts["rewards"]
+    assert (
+        f"has 1 GiB free, but a run of profile flux_hps_clip with DVC's copies needs about "
+        f"{here:.0f} here (of {sum(parts.values()):.0f}, as g2rpo plan has it"
+    ) in told
