@@ -22,7 +22,7 @@ from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.foundation.texts import markdown, steering, visible
-from g2rpo_core.hub.download import read_pickled
+from g2rpo_core.hub.pickled import read_pickled
 from g2rpo_core.reporting import render as render_module
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.remote import HttpClient

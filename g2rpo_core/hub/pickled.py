@@ -1,0 +1,109 @@
+"""Turns pickled checkpoints into safetensors; a checkpoint may hold tensors by name, nothing else."""
+
+import os
+import pickle
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.manifest import describe_files
+from g2rpo_core.foundation.permissions import share_weights
+from g2rpo_core.hub.model_store import LOCK, write_lock
+
+PICKLED = (".pt", ".pth", ".bin")
+NESTED = ("state_dict", "model")  # keys under which published checkpoints keep their weights
+
+
+def has_weights_alone(path: Path) -> bool:
+    """Tell whether a pickled file is the only one of weights in its folder.
+
+    Beside safetensors, it holds a trainer's arguments, or copies.
+    """
+    return path.suffix in PICKLED and not any(path.parent.glob("*.safetensors"))
+
+
+def convert_pickles(
+    folder: Path, target: Path, files: Sequence[str], variant: str | None = None
+) -> Path:
+    """Return `target`, a folder with these files of `folder`, pickled checkpoints as safetensors.
+
+    Pickled ones beside safetensors are left out. variant: of the files that have it in their names,
+    in each folder within; they get the names of those without, which are left out. In it, LOCK has
+    the size and hash of each, for `ModelStore.folder`. UserError names a checkpoint that holds
+    anything but tensors by name.
+    """
+    if (target / LOCK).exists():
+        return target
+    shutil.rmtree(target, ignore_errors=True)  # of a version that wrote no lock
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        for path in map(folder.joinpath, files):
+            new = made / path.relative_to(folder)
+            new.parent.mkdir(parents=True, exist_ok=True)
+            if has_weights_alone(path):
+                save_file(read_pickled(path), new.with_suffix(".safetensors"))
+            elif path.suffix not in PICKLED and (plain := _without_variant(path, variant)):
+                new.with_name(plain).symlink_to(path.resolve())
+        share_weights(made)
+        write_lock(made, describe_files(made))
+        try:
+            os.rename(made, target)
+        except OSError:  # another process was first
+            if not (target / LOCK).exists():
+                raise
+    return target
+
+
+def _without_variant(path: Path, variant: str | None) -> str | None:
+    """Return a file's name without its variant; None for one that the variant's file replaces.
+
+    Parts keep their names, which the index says.
+    """
+    if variant is None or re.search(r"-\d{5}-of-\d{5}\.", path.name):
+        return path.name
+    if f".{variant}." in path.name:
+        return path.name.replace(f".{variant}.", ".")
+    beside = {
+        other.name.replace(f".{variant}.", ".")
+        for other in path.parent.iterdir()
+        if f".{variant}." in other.name
+    }
+    return (
+        None
+        if path.name in beside or beside and path.name.endswith(".safetensors.index.json")
+        else path.name
+    )
+
+
+def read_pickled(path: Path) -> dict[str, torch.Tensor]:
+    """Read the weights of a pickled checkpoint, each in its own memory.
+
+    UserError if it is damaged or holds more than weights.
+    """
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "it ends too early"
+        raise UserError(
+            f"{path}: is damaged or holds more than weights, so it is not read ({reason}): "
+            "delete it and run again"
+        ) from None
+    for key in NESTED:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping) or not loaded:
+        raise UserError(f"{path}: holds no named weights")
+    for name, tensor in loaded.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise UserError(f"{path}: {name} is not a tensor but a {type(tensor).__name__}")
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in loaded.items()
+    }
