@@ -1,4 +1,4 @@
-"""Turns pickled checkpoints into safetensors; a checkpoint may hold tensors by name, nothing else."""
+"""Turns pickled checkpoints into safetensors; they may hold tensors by name and nothing else."""
 
 import os
 import pickle

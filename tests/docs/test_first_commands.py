@@ -22,6 +22,7 @@ PAGES = [
 # Lines that are not run here, and why: the first pattern that fits
 NOT_RUN = {
     r"^make (reproduce|test)\b": "made the clone of this test, or runs these tests",
+    r"^make clean\b": "removes the environment; tests/tools/test_clean.py runs it",
     r"^(g2rpo launch|g2rpo jobs)": "a Slurm cluster; tests/pipeline/test_slurm.py runs them",
     r"flux_hps_clip in params": "published weights",
     r"^tensorboard\b": "a server; tests/training/test_tracking.py runs it",
