@@ -11,13 +11,13 @@ from glob import escape
 from pathlib import Path, PurePosixPath
 
 import pandas as pd
-from tqdm import tqdm
 
 from g2rpo_core.data.rows import COLUMNS, read_marked, read_rows
 from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line, reading, write_whole
 from g2rpo_core.foundation.manifest import find_whole, write_manifest
+from g2rpo_core.foundation.progress import Bar
 from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.foundation.texts import (
     comparable,
@@ -235,7 +235,7 @@ def check_images(folder: Path, files: list[str], rewards: Iterable[str] = ()) ->
     """
     limits = {name: REWARDS[name].problem_of_image for name in rewards if name in REWARDS}
     pixels, wrong, moving = [], [], []
-    for file in tqdm(files, desc="check", unit="image"):
+    for file in Bar(files, desc="check", unit="image"):
         try:
             image = read_image(folder / file)
         except UserError as error:
@@ -341,7 +341,7 @@ def score_images(
     """
     done = []
     pixels = check_images(folder, list(table.file), scorers)
-    for part in tqdm(batches(pixels), desc="score", unit="part"):
+    for part in Bar(batches(pixels), desc="score", unit="part"):
         scores = kept.get(part)
         if scores is None:
             rows, columns = table.iloc[part], {}
