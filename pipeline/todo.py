@@ -189,18 +189,21 @@ def training_ahead(stage: str, profile: str) -> tuple[int, int, float | None]:
     of the method, of any seed; None if there is none.
     """
     from g2rpo_core.config import load_profile, profile_path
+    from g2rpo_core.config.costs import compute_of
     from g2rpo_core.distributed.checkpoint import resumes_after
-    from stages.train import compute_of, decides, inputs, last_setting
+    from stages.paths import training_inputs
+    from stages.train import decides
 
     # Where it goes on, if its inputs are there
     name = stage.partition("@")[2]
     method, _, seed = name.rpartition("-")
     args = SimpleNamespace(profile=profile, method=method, seed=seed, study=None)
     settings = load_profile(profile_path(profile))
-    run, needed, after = settings.run(method), inputs(args, settings.run(method).training), 0
+    run, after = settings.run(method), 0
+    needed = training_inputs(args, run.training.start)
     last, of_profile = run.training.iterations, f"{profile}/{name}"
     if (SCRATCH / "train" / of_profile).exists() and all(path.exists() for path in needed):
-        decide, end = decides(settings, args), last_setting(run.training)
+        decide, end = decides(settings, args), run.training.end
         after = resumes_after("train", of_profile, decide, needed, end, settings.numerics)
     # How long that takes
     files = sorted(TIMINGS.glob(f"{method}-*.json"), key=lambda file: file.stem != name)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 from g2rpo_core.foundation.files import read_yaml
 from g2rpo_core.foundation.profiles import folders_of
+from g2rpo_core.foundation.runs import start_of
 
 ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
@@ -71,6 +72,20 @@ def declared_code(stage: str) -> list[Path]:
     return [
         ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))
     ]
+
+
+def training_inputs(args: SimpleNamespace, start: str | None) -> list[Path]:
+    """Return the files and folders whose content decides a training, as dvc.yaml declares them.
+
+    start: the setting `training.start`.
+    """
+    # Late, so that --help does not wait for the hub's client
+    from g2rpo_core.hub.model_store import LOCK
+
+    models, embeddings = model_folders(args)
+    found = [*declared_code("train"), models / LOCK, embeddings]
+    published = start_of(Path("published", args.profile), args.method) / LOCK
+    return found if start is None else [*found, published]
 
 
 @contextmanager

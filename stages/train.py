@@ -6,29 +6,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from g2rpo_core.architectures.table import check_trainable
-from g2rpo_core.config import Profile, ResolvedRun
-from g2rpo_core.config.costs import cost_of_prompt
+from g2rpo_core.config import Profile
+from g2rpo_core.config.costs import compute_of
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.distributed.checkpoint import (
-    find_finished,
-    last_iteration,
-    still_decide,
-)
+from g2rpo_core.distributed.checkpoint import find_finished, last_iteration, still_decide
 from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
 from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.runs import run_name, start_of
-from g2rpo_core.hub.model_store import LOCK, ModelStore
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
 from g2rpo_core.tracking.display import Display
 from g2rpo_core.training.loop import bytes_needed, finish, train, write_finished
 from g2rpo_core.training.metrics import heldout_means
 from g2rpo_core.training.rewards import load_rewards, say_what_is_cut
-from g2rpo_core.training.settings import TrainingSettings
 from g2rpo_core.training.trainer import Trainer
 from stages.dvc import commit
 from stages.entry import arguments, ends_in_one_line, entry_of, say, sections
-from stages.paths import declared_code, model_folders, run_paths
+from stages.paths import model_folders, run_paths, training_inputs
 
 SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
 
@@ -70,7 +65,7 @@ def main(runtime: Runtime = REAL) -> None:
     trainer = Trainer(run, policy, prompts, rewards, int(args.seed), processes, termination)
 
     # Train from the last checkpoint on, unless DVC alone has not taken the finished run
-    dependencies, end = inputs(args, training), last_setting(training)
+    dependencies, end = training_inputs(args, training.start), training.end
     folder = runtime.scratch(
         "train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes, end
     )
@@ -114,32 +109,6 @@ def train_to_end(
         display.finish()
     finish(trainer, folder, records)
     return records
-
-
-def inputs(args: SimpleNamespace, training: TrainingSettings) -> list[Path]:
-    """Return the files and folders whose content decides a run, as dvc.yaml declares them."""
-    models, embeddings = model_folders(args)
-    start = [start_of(Path("published", args.profile), args.method) / LOCK]
-    return [
-        *declared_code("train"),
-        models / LOCK,
-        embeddings,
-        *(start if training.start is not None else []),
-    ]
-
-
-def last_setting(training: TrainingSettings) -> str | None:
-    """Return the setting that only decides when a run ends; None if each iteration knows the end.
-
-    A longer run goes on from the last checkpoint of a shorter one.
-    """
-    return "training.iterations" if training.lr_scheduler == "constant" else None
-
-
-def compute_of(run: ResolvedRun) -> float:
-    """Return the total compute of a run in forward evaluations, without those of guidance."""
-    training = run.training
-    return cost_of_prompt(run).total * training.prompts_per_iteration * training.iterations
 
 
 def decides(settings: SimpleNamespace | Profile, args: SimpleNamespace) -> dict[str, object]:

@@ -340,7 +340,7 @@ def score(
         option(
             "hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, "
             "votes (hps_v2_1 is hps), or one of your own in the profile's section `rewards`; "
-            "several with commas, or repeated"
+            "several with commas, or it may be repeated"
         ),
     ],
     prompts: Annotated[

@@ -65,6 +65,12 @@ def cost_of_prompt(run: ResolvedRun) -> Cost:
     )
 
 
+def compute_of(run: ResolvedRun) -> float:
+    """Return the total compute of a run in forward evaluations, without those of guidance."""
+    training = run.training
+    return cost_of_prompt(run).total * training.prompts_per_iteration * training.iterations
+
+
 def parts_of_updates(
     transitions: Sequence[tuple[int, int]], updates: int
 ) -> list[list[tuple[int, int]]]:

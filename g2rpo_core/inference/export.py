@@ -209,47 +209,59 @@ def write_card(
         "form": form,
         "file": file.name,
         "repo": repo or "path/to/this/folder",
-        "method": trained.method.model_dump() if trained else None,
-        "method_label": LABELS[settings.methods[method].method or method] if trained else None,
-        "training": trained.training if trained else None,
-        "sampling": trained.sampling if trained else None,
+        **_trained_with(settings, method, trained),
         "evaluation": settings.evaluation,
         "labels": labels(settings.rewards),
         "scores": [],
         "images": [],
+        "lacks": _why_no_scores(run.name, trained is not None, evaluation is not None),
         **_usage(settings, profile, architecture, trained),
     }
     if evaluation and beside:
         shown["scores"] = read_means(evaluation, beside, settings.evaluation)
         shown["images"] = copy_images(out, settings, profile, evaluation, beside)
-    shown["lacks"] = (
-        "these weights are no run of the checkout that wrote this card"
-        if not trained
-        else "the base model was not evaluated beside them: run `dvc repro`, then export again"
-        if evaluation
-        else f"they were not evaluated: run `dvc repro evaluate@{run.name}`, then export again"
-    )
     text = TEMPLATES.get_template("card.md.j2").render(shown)
     data = _metadata(architecture, base, form in ("lora", "peft", "kohya"), terms)
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(out / "README.md")
     return out / "README.md"
 
 
+def _trained_with(settings: Profile, entry: str, trained: ResolvedRun | None) -> dict[str, Any]:
+    """Return what the card says of a run's training; None for weights of no run."""
+    if trained is None:
+        return dict.fromkeys(("method", "method_label", "training", "sampling"))
+    return {
+        "method": trained.method.model_dump(),
+        "method_label": LABELS[settings.methods[entry].method or entry],
+        "training": trained.training,
+        "sampling": trained.sampling,
+    }
+
+
+def _why_no_scores(run: str, trained: bool, evaluated: bool) -> str:
+    """Return what lacks for scores, where the card has none."""
+    if not trained:
+        return "these weights are no run of the checkout that wrote this card"
+    if evaluated:
+        return "the base model was not evaluated beside them: run `dvc repro`, then export again"
+    return f"they were not evaluated: run `dvc repro evaluate@{run}`, then export again"
+
+
 def _usage(
     settings: Profile, profile: str, architecture: Architecture, trained: ResolvedRun | None
 ) -> dict[str, Any]:
     """Return how diffusers draws as the evaluation does: the arguments of a call, and the dtype."""
-    file, sampling = Path("prompts", profile, "test.parquet"), settings.sampling
-    guidance = (trained.sampling if trained else sampling).guidance
+    file = Path("prompts", profile, "test.parquet")
+    drawn = (trained.sampling if trained else settings.sampling).drawn
     call = {
         "prompt": load_prompts(file)[0].text if file.exists() else "a red circle",
         "height": settings.evaluation.height,
         "width": settings.evaluation.width,
         "num_inference_steps": settings.evaluation.steps[0],
-        **architecture.pipeline_guidance(guidance),
+        **architecture.pipeline_guidance(drawn["guidance"]),
         "max_sequence_length": settings.embed.max_sequence_length,
     }
-    return {"call": call, "sampling_dtype": sampling.dtype}
+    return {"call": call, "sampling_dtype": drawn["dtype"]}
 
 
 def _metadata(

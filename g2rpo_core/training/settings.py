@@ -207,6 +207,14 @@ class TrainingSettings(Settings):
             raise ValueError("every weight is 0: nothing would be learned")
         return value
 
+    @property
+    def end(self) -> str | None:
+        """Return the setting that only decides when a run ends; None if each step knows the end.
+
+        A longer run goes on from the last checkpoint of a shorter one.
+        """
+        return "training.iterations" if self.lr_scheduler == "constant" else None
+
 
 @dataclass(frozen=True)
 class RunSettings:

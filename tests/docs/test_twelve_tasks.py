@@ -16,12 +16,12 @@ from PIL import Image
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.config import load_profile
 from g2rpo_core.config.comparisons import TRAINING
+from g2rpo_core.config.costs import compute_of
 from g2rpo_core.reporting.over_seeds import Gains, over_seeds
 from g2rpo_core.reporting.tables import judged, lines_of
 from g2rpo_core.reporting.verdict import verdict
 from g2rpo_core.rewards import registry as rewards
 from pipeline import compare, todo
-from stages.train import compute_of
 from tests.conftest import ROOT
 from tests.docs.commands import commands, snippets
 from tests.fixtures.commands import refusal, run_here

@@ -11,6 +11,7 @@ from g2rpo_core.foundation.runs import hash_of_folder
 from tests.fixtures.commands import refusal, run_here
 
 pytestmark = pytest.mark.pipeline
+NOT_EVALUATED = "No scores: they were not evaluated: run `dvc repro evaluate@g2rpo-1`"
 
 
 @pytest.fixture
@@ -38,13 +39,14 @@ def test_an_evaluated_run_has_its_own_scores_pictures_and_settings(card, project
         f"| {base['verifier']:.4f} | {scores['verifier']:.4f} |" in text
         and "| iterations | 2 |" in text
     )
-    assert len(list((out / "pictures").iterdir())) == 8 and "Not evaluated here" not in text
+    assert len(list((out / "pictures").iterdir())) == 8 and "No scores" not in text
 
 
 def test_a_copy_of_a_run_has_neither_scores_nor_settings(card, project):
     shutil.copytree(project / "runs" / "small" / "g2rpo-1", project / "other" / "g2rpo-1")
     text, out = card("other/g2rpo-1")
-    assert "Not evaluated here" in text and "Not known here" in text
+    lacks = "No scores: these weights are no run of the checkout"
+    assert lacks in text and "Not known here" in text
     assert "| iterations |" not in text and not (out / "pictures").exists()
 
 
@@ -55,7 +57,7 @@ def test_a_run_of_another_profile_has_no_scores_of_the_main_one(card, project):
     for name in ("models", "runs"):
         shutil.copytree(project / name / "small", project / name / "mini")
     text, _ = card("g2rpo-1", "--profile", "mini")
-    assert "Not evaluated here" in text and "| iterations | 1 |" in text
+    assert NOT_EVALUATED in text and "| iterations | 1 |" in text
     words = ("export", "runs/mini/g2rpo-1", "--form", "diffusers", "--out", "no")
     told = "error: export: runs/mini/g2rpo-1 is a run of profile mini: give --profile mini\n"
     assert refusal(main, *words, folder=project) == told
@@ -71,9 +73,9 @@ def test_a_run_that_was_trained_again_was_not_evaluated(card, project, known):
         (project / "dvc.lock").write_text(
             f"stages: {{evaluate@g2rpo-1: {{deps: [{dep}], outs: []}}}}\n"
         )
-    assert "Not evaluated here" not in card("g2rpo-1")[0]
+    assert "No scores" not in card("g2rpo-1")[0]
     (run / "records.parquet").write_bytes((run / "records.parquet").read_bytes() + b"PAR1")
-    assert "Not evaluated here" in card("g2rpo-1")[0]
+    assert NOT_EVALUATED in card("g2rpo-1")[0]
 
 
 def test_a_prompt_on_the_card_is_text(card, project):

@@ -10,7 +10,6 @@ import gradio as gr
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.transforms.functional import to_pil_image
 
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.prompts import Prompt, write_prompts
@@ -20,6 +19,7 @@ from g2rpo_core.inference.demo.vote_tab import MOST_A_MINUTE, Actions, render_pa
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.runs import find_weights
 from g2rpo_core.inference.votes import file_of
+from g2rpo_core.rewards.preprocess import pil_images
 from g2rpo_core.rewards.votes import WINS, read_images, read_votes
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tasks.task import held_out
@@ -73,8 +73,8 @@ def test_two_runs_draw_one_prompt_from_one_noise_in_an_order_by_chance(painter):
     assert len({pair.id for pair in pairs}) == 12
     (conditioning,) = painter.encode([Prompt("", pairs[0].prompt, "")])
     for side in (pairs[0].left, pairs[0].right):
-        (image,) = painter.draw(find_weights(side.run, "tiny"), conditioning, [side.seed], 10)
-        assert same(side.image, to_pil_image(image))
+        images = painter.draw(find_weights(side.run, "tiny"), conditioning, [side.seed], 10)
+        assert same(side.image, *pil_images(images))
     assert not same(pairs[0].left.image, pairs[0].right.image)
 
 
