@@ -122,8 +122,11 @@ def profiles(only: str | None) -> Iterator[str]:
 
 def missing(name: str, profile: Profile) -> Iterator[str]:
     """Yield what `dvc repro` of a profile needs, or makes first."""
-    if profile.models.source == "hub" and not get_token():
-        yield "a token for its gated weights (hf auth login)"
+    base = profile.models.repos["pipeline"] if profile.models.source == "hub" else None
+    if base and base.folder and not Path(base.folder).exists():
+        yield f"the base model's folder {base.folder}"
+    if base and base.repo and not get_token():
+        yield "a token, if its base model is gated (hf auth login)"
     for part, named in (("train", "training"), ("test", "test")):
         source = getattr(profile.prompts, part)
         if isinstance(source, str) and source not in TASK_NAMES and not Path(source).exists():

@@ -57,7 +57,13 @@ def shape_of(profile: Profile) -> tuple[Architecture, ModelShape]:
     pipeline = profile.models.repos["pipeline"]
     repo = pipeline.architecture or pipeline.repo
     if repo is None:
-        return read_shape(Path(pipeline.place))
+        folder = Path(pipeline.place)
+        if not (folder / "model_index.json").exists():
+            raise UserError(
+                f"models.repos.pipeline.folder: {folder} is no model in diffusers' layout "
+                "(it has no model_index.json)"
+            )
+        return read_shape(folder)
     check_trainable(repo)
     if shape := known_shape(repo):
         return shape
