@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from tqdm import tqdm
 
@@ -40,6 +41,11 @@ class Bar(tqdm):
             self.sp, self._ema_dt = None, lambda: None  # nothing more is drawn; the rate is overall
             self._line()
         super().close()
+
+    def __del__(self) -> None:
+        # A signal may end __init__ before all of it is there
+        with suppress(AttributeError):
+            super().__del__()
 
     def _line(self) -> None:
         self.due = time.monotonic() + EVERY

@@ -1,6 +1,9 @@
 """Progress bars in a log."""
 
+import gc
 import sys
+
+import pytest
 
 from g2rpo_core.foundation import progress
 from g2rpo_core.foundation.progress import FOLLOWED, Bar
@@ -44,3 +47,12 @@ def test_a_bar_of_another_process_shows_nothing(capsys):
     with Bar(total=3, desc="train", disable=True) as bar:
         bar.update(3)
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [{}, {"lines": True}, {"lines": True, "disable": False}])
+def test_a_bar_whose_start_a_signal_ends_goes_without_a_word(capsys, there):
+    bar = Bar.__new__(Bar)
+    vars(bar).update(there)
+    del bar
+    gc.collect()
+    assert capsys.readouterr() == ("", "")

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from g2rpo_core.foundation.progress import FOLLOWED
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
 from tests.fixtures.waiting import HUNG
@@ -18,7 +19,9 @@ from tests.reliability.conftest import STAGES, stage
 from tests.reliability.test_full_disk import namespaces
 
 pytestmark = pytest.mark.pipeline
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+# The tests read the first of a bar, which a log has after a minute
+OWN = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", FOLLOWED: "1"}
+ENVIRONMENT = os.environ | OWN
 FEW = """\
 import resource
 from pathlib import Path
