@@ -13,7 +13,7 @@ from functools import reduce
 from graphlib import TopologicalSorter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dvc.dependency.param import ParamsDependency
 from dvc.exceptions import DvcException
@@ -27,6 +27,9 @@ from pipeline.cached import Params, restorable, unstored
 from pipeline.graph import explain
 from stages.entry import ends_in_one_line
 from stages.paths import REPORTS
+
+if TYPE_CHECKING:  # its package loads torch
+    from g2rpo_core.config import Profile
 
 SETTINGS = REPORTS / "profile.yaml"
 TIMINGS = REPORTS / "timings"
@@ -92,12 +95,13 @@ def main() -> None:
 
 def due(repo: Repo) -> Iterator[Due]:
     """Yield the stages that would run, each after those that it needs."""
-    from g2rpo_core.config import load_run, profile_path, resolve
+    from g2rpo_core.config import load_profile, load_run, profile_path, resolve
     from stages.profile import written_data
 
     file = Path("dvc.lock")
     ran_once = read_lock(file) if file.exists() else {}
     run = load_run()
+    settings = load_profile(profile_path(run.profile))
     data = written_data(resolve(profile_path(run.profile)).data, run.methods, run.published)
     graph = repo.index.graph
     params = lambda dep: (
@@ -136,9 +140,9 @@ def due(repo: Repo) -> Iterator[Due]:
         restored = restorable(stage, params, coming)
         coming.update(restored or dict.fromkeys((str(out.def_path) for out in stage.outs), None))
         seconds = None
-        if stage.name.startswith("train@"):
-            after, last, seconds = training_ahead(stage.name, run.profile)
-            if after and not before and not restored:
+        if stage.name.startswith("train@") and not restored:
+            after, last, seconds = training_ahead(stage.name, run.profile, settings)
+            if after and not before:
                 # A run with a checkpoint is one that has run
                 reasons = [each for each in reasons if each != NEVER]
                 reasons.append(f"resumes after iteration {after} of {last}")
@@ -182,13 +186,13 @@ def at(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def training_ahead(stage: str, profile: str) -> tuple[int, int, float | None]:
+def training_ahead(stage: str, profile: str, settings: "Profile") -> tuple[int, int, float | None]:
     """Return after which iteration a training would go on, its last one, and the seconds between.
 
-    Iteration 0: it would begin; seconds are in proportion to the compute of this profile's last run
-    of the method, of any seed; None if there is none.
+    profile, settings: its name, and what it holds. Iteration 0: it would begin; seconds are in
+    proportion to the compute of this profile's last run of the method, of any seed; None if there
+    is none.
     """
-    from g2rpo_core.config import load_profile, profile_path
     from g2rpo_core.config.costs import compute_of
     from g2rpo_core.distributed.checkpoint import resumes_after
     from stages.paths import training_inputs
@@ -198,7 +202,6 @@ def training_ahead(stage: str, profile: str) -> tuple[int, int, float | None]:
     name = stage.partition("@")[2]
     method, _, seed = name.rpartition("-")
     args = SimpleNamespace(profile=profile, method=method, seed=seed, study=None)
-    settings = load_profile(profile_path(profile))
     run, after = settings.run(method), 0
     needed = training_inputs(args, run.training.start)
     last, of_profile = run.training.iterations, f"{profile}/{name}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pipeline.todo
+from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.foundation.runs import SCRATCH
 from pipeline.cached import check_kept
 from pipeline.graph import read_graph
@@ -140,10 +141,14 @@ def test_todo_says_after_which_iteration_a_killed_run_resumes(known, monkeypatch
     assert stage("train", known).returncode == 0
     took = json.loads(Path("reports/timings/g2rpo-1.json").read_text())
     set_iterations(profile, 3 * (last + 1))
-    after, iterations, seconds = training_ahead(TRAIN, "small")
+    after, iterations, seconds = ahead("small")
     assert (after, iterations) == (last + 1, 3 * (last + 1))
     assert seconds == pytest.approx(2 * max(took["seconds"].values()))
-    assert training_ahead(TRAIN, "mini") == (0, 1, None)
+    assert ahead("mini") == (0, 1, None)
+
+
+def ahead(profile: str) -> tuple[int, int, float | None]:
+    return training_ahead(TRAIN, profile, load_profile(profile_path(profile)))
 
 
 def set_iterations(profile: Path, count: int) -> None:
