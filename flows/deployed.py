@@ -5,6 +5,8 @@ there.
 """
 
 import asyncio
+import signal
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -23,9 +25,11 @@ from prefect.states import Crashed
 
 from flows import pipeline
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 
 NAME = "g2rpo"  # of each flow's deployment
 LOOK_EVERY = 15.0  # seconds between two looks at the runs' processes
+PAUSE_LIMIT = 20.0  # seconds; pausing takes less than one
 
 
 def deployments(args: Namespace) -> list:
@@ -59,28 +63,55 @@ def deployments(args: Namespace) -> list:
 
 
 class Served(Runner):
-    """Prefect's runner with our end on SIGTERM: its own calls a coroutine that nothing awaits."""
+    """Prefect's runner, cancelled by SIGTERM: its own handler starts what nothing awaits.
 
-    def __init__(self, end: Callable[..., object]):
+    An exception from a handler would not do: it can hit the event loop between two callbacks, the
+    second is lost, and what waits for it never ends.
+    """
+
+    def __init__(self) -> None:
         super().__init__(pause_on_shutdown=True)
-        self.end = end
+        self.ended = False
+        self.serving: asyncio.Task | None = None
 
-    def handle_sigterm(self, *args: object, **_: object) -> None:
-        self.end(*args)
+    def handle_sigterm(self, *_: object, **__: object) -> None:
+        self.ended = True
+        if self.serving is not None and not (loop := self.serving.get_loop()).is_closed():
+            loop.call_soon_threadsafe(self.serving.cancel)
+
+    async def serve(self) -> None:
+        self.serving = asyncio.current_task()
+        if not self.ended:
+            await self.start()
+
+    async def _pause_schedules(self) -> None:
+        """Try to, for PAUSE_LIMIT: Prefect's client asks a server that hangs for minutes."""
+        try:
+            async with asyncio.timeout(PAUSE_LIMIT):
+                await super()._pause_schedules()
+        except (TimeoutError, httpx.HTTPError):
+            echo(
+                "the schedules are not paused: the Prefect server does not answer", file=sys.stderr
+            )
 
 
-def serve(made: list, end: Callable[..., object]) -> None:
-    """Serve deployments until Ctrl-C, or SIGTERM, which `end` handles; then pause their schedules.
+def serve(made: list, end: Callable[[], object]) -> None:
+    """Serve deployments until Ctrl-C or SIGTERM; then pause their schedules, and `end` on SIGTERM.
 
     An ExceptionGroup of httpx.HTTPError if the server is away for long.
     """
-    runner = Served(end)
+    runner = Served()
     for deployment in made:
         runner.add_deployment(deployment)
+    outside = signal.signal(signal.SIGTERM, runner.handle_sigterm)
     try:
-        asyncio.run(runner.start())
+        asyncio.run(runner.serve())
     except KeyboardInterrupt:
         return
+    finally:
+        signal.signal(signal.SIGTERM, outside)
+        if runner.ended:
+            end()
 
 
 def limit_tag(tag: str, slots: int) -> None:

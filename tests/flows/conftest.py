@@ -91,11 +91,10 @@ class Served:
             state={"type": "SCHEDULED"},
         )["id"]
 
-    def ended(self, run: str, limit: float = 240) -> dict:
+    def ended(self, run: str) -> dict:
         """The final state of a run."""
         return until(
-            lambda: (state := self.get(f"/flow_runs/{run}")["state"])["type"] in FINAL and state,
-            limit,
+            lambda: (state := self.get(f"/flow_runs/{run}")["state"])["type"] in FINAL and state
         )
 
     def run(self, flow: str, **parameters) -> tuple[str, dict]:

@@ -18,7 +18,7 @@ import pytest
 from flows.server import stop_server
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
-from tests.fixtures.waiting import until
+from tests.fixtures.waiting import HUNG, until
 from tests.flows.conftest import KEY, Served, free_port, running
 from tests.flows.tiny import environment, repository
 
@@ -158,7 +158,7 @@ def test_one_machine_trains_and_another_evaluates_what_it_pulled(group):
     (one / "enough").touch()
     group.start_server()
     assert group.ended(run)["type"] == "COMPLETED"
-    worker.wait(120)
+    worker.wait(HUNG)
     assert states(group, run) == {"train@g2rpo-1": "Completed"}
     # The results go by the remote, the lock by whatever carries the repository
     dvc(one, "push")
@@ -166,7 +166,7 @@ def test_one_machine_trains_and_another_evaluates_what_it_pulled(group):
     dvc(two, "pull", "--allow-missing")
     run, worker = start_worker(group, two, "reproduce", targets=["evaluate"])
     assert group.ended(run)["type"] == "COMPLETED"
-    worker.wait(120)
+    worker.wait(HUNG)
     assert states(group, run) == {"train@g2rpo-1": "Skipped", "evaluate@g2rpo-1": "Completed"}
     assert (two / "scores").read_text() == "w" and not (two / "started").exists()
 
@@ -184,7 +184,7 @@ def test_a_run_outlives_its_servers_database(group, database, tmp_path):
     database.begin()
     (folder / "enough").touch()
     assert group.ended(run)["type"] == "COMPLETED"
-    worker.wait(120)
+    worker.wait(HUNG)
     assert states(group, run) == {"train@g2rpo-1": "Completed"}
 
 
@@ -217,10 +217,10 @@ def test_a_run_whose_machine_died_is_taken_over_from_its_last_checkpoint(group):
         process.kill()
     worker.wait()
     died_at = int((shared / "iteration").read_text())
-    state = group.ended(run, 300)
+    state = group.ended(run)
     assert state["type"] == "CRASHED" and "resumes from its checkpoint" in state["message"]
     (machines[1] / "enough").touch()
     run, worker = start_worker(group, machines[1], "reproduce", targets=["train"])
     assert group.ended(run)["type"] == "COMPLETED"
-    worker.wait(120)
+    worker.wait(HUNG)
     assert int((machines[1] / "began").read_text()) == died_at > 5

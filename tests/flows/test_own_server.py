@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from flows.server import ACCESS, HOME, claim_home, wait_until_healthy
 from g2rpo_core.foundation.errors import UserError
+from tests.conftest import ROOT
 from tests.fixtures.loopback import Handler, loopback
 from tests.fixtures.waiting import HUNG, until
 from tests.flows.conftest import Served, csrf_headers, free_port
@@ -60,7 +62,7 @@ def serving(folder: Path) -> Iterator[Served]:
         yield served
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(HUNG)  # Prefect's client waits up to a minute for a database that is locked
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +161,50 @@ def test_sigterm_ends_it_without_a_warning_of_prefects(tmp_path):
     assert one.processes["serve"].returncode == 128 + signal.SIGTERM
     assert "Warning" not in said and "Traceback" not in said, said
     assert "Pausing" in said
+
+
+@pytest.mark.slow
+def test_sigterm_ends_it_although_its_server_hangs(tmp_path):
+    with serving(tmp_path / "one") as one:
+        one.run("report")  # the runner is at work by then, and has no run
+        server = psutil.Process(one.processes["serve"].pid).children(recursive=True)
+        for process in server:
+            process.suspend()
+    said = (tmp_path / "one.log").read_text()
+    assert one.processes["serve"].returncode == 128 + signal.SIGTERM
+    assert "the schedules are not paused" in said and "Traceback" not in said, said
+    assert server and not any(process.is_running() for process in server)
+
+
+# what a callback of the event loop does after the signal came, a task may wait for
+IN_A_CALLBACK = """
+import asyncio, os, signal
+from flows import deployed, serve
+
+async def start(runner):
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
+
+    def callback():
+        os.kill(os.getpid(), signal.SIGTERM)
+        answer.set_result("paused")
+
+    loop.call_soon(callback)
+    try:
+        await asyncio.sleep(600)
+    finally:
+        print(await answer)
+
+deployed.Served.start = start
+signal.signal(signal.SIGTERM, serve.end)
+deployed.serve([], serve.end)
+"""
+
+
+def test_sigterm_in_the_middle_of_a_callback_loses_nothing():
+    words = {**command(0), "args": [sys.executable, "-c", IN_A_CALLBACK]}
+    done = subprocess.run(**words, cwd=ROOT, capture_output=True, text=True, timeout=HUNG)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "paused\n"), done.stderr
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from pipeline.process import Lines, Text, run_group
-from tests.fixtures.waiting import alive, until
+from tests.fixtures.waiting import HUNG, alive, until
 
 
 def texts(*parts: bytes) -> list[Text]:
@@ -71,13 +71,13 @@ def test_a_stop_ends_a_group_whose_output_is_stuck_on_its_way(tmp_path):
 
     def show(text: Text) -> None:
         stuck.set()
-        assert go_on.wait(60)
+        assert go_on.wait(HUNG)
 
     thread = threading.Thread(
         target=lambda: ends.append(run_group(["sh", "-c", script], show, stop=stop))
     )
     thread.start()
-    assert stuck.wait(60)
+    assert stuck.wait(HUNG)
     stop.set()
     try:
         until(last_words.exists)
