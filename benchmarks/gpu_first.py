@@ -145,7 +145,7 @@ def iterations(trainer: Trainer, profile: Profile, size: str) -> Iterator[Row]:
         measured = f"{allocated:.1f} ({reserved:.1f} reserved)"
         yield "GiB allocated at most in an iteration", measured, f"{gib:.1f}" if plan else "-"
     planned = f"{plan.seconds_per_iteration:.1f}" if plan else "-"
-    yield "seconds of an iteration, the second time", f"{seconds:.1f}", planned
+    yield "seconds of an iteration, the second time", f"{seconds:.2f}", planned
     mfu = share(START, {**record, "seconds": seconds}) if share else None
     measured = "-" if mfu is None else f"{mfu:.2f}"
     yield "share of the peak over the whole iteration", measured, "0.4 of transformer calls"
