@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
 
 import httpx
 import prefect.runner.server  # noqa: F401 - now, and not while SIGTERM may end the runner
@@ -95,10 +94,11 @@ class Served(Runner):
             )
 
 
-def serve(made: list, end: Callable[[], object]) -> None:
-    """Serve deployments until Ctrl-C or SIGTERM; then pause their schedules, and `end` on SIGTERM.
+def serve(made: list) -> None:
+    """Serve deployments until Ctrl-C or SIGTERM; then pause their schedules.
 
-    An ExceptionGroup of httpx.HTTPError if the server is away for long.
+    SIGTERM goes on to the handler that was there before. An ExceptionGroup of httpx.HTTPError if
+    the server is away for long.
     """
     runner = Served()
     for deployment in made:
@@ -111,7 +111,7 @@ def serve(made: list, end: Callable[[], object]) -> None:
     finally:
         signal.signal(signal.SIGTERM, outside)
         if runner.ended:
-            end()
+            signal.raise_signal(signal.SIGTERM)
 
 
 def limit_tag(tag: str, slots: int) -> None:

@@ -92,7 +92,7 @@ def main(given: list[str] | None = None) -> None:
             )
             while True:
                 try:
-                    deployed.serve(made, end)
+                    deployed.serve(made)
                     return
                 except* httpx.HTTPError:  # the runner gives up if its server is away for long
                     echo(

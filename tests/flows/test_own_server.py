@@ -197,7 +197,7 @@ async def start(runner):
 
 deployed.Served.start = start
 signal.signal(signal.SIGTERM, serve.end)
-deployed.serve([], serve.end)
+deployed.serve([])
 """
 
 

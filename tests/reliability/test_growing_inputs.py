@@ -108,7 +108,7 @@ def ask_beside(url: str, ask: Callable[[], httpx.Response], other: str) -> httpx
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(ask()))
     asking.start()
-    assert httpx.get(f"{url}{other}", trust_env=False, timeout=HUNG).status_code in (200, 401)
+    assert httpx.get(f"{url}{other}", trust_env=False, timeout=60).status_code in (200, 401)
     asking.join(HUNG)
     return answers[0]
 
