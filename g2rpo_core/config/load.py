@@ -112,6 +112,13 @@ class Study(Run):
             "their intervals hold for all of them at once."
         ),
     )
+    test: Literal["student", "exact"] = Field(
+        "student",
+        description=(
+            "What judges them beside a primary one: Student's t, or the exact test by sign flips, "
+            "which assumes no distribution and needs six seeds or bases at least."
+        ),
+    )
 
     @field_validator("comparisons")
     @classmethod
