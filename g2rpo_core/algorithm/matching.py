@@ -18,7 +18,9 @@ once v and v_old do.
 | RVM, arXiv 2608.23664 | beta + A | A / 10 | old | 1 |
 | RAM, arXiv 2605.10759 | 1 | m A | base | 1 |
 
-DiffusionNFT weighs each of its two branches v+ and v- by itself.
+DiffusionNFT weighs each of its two branches v+ and v- by itself. At the first update after a
+rollout, and without a slow policy, v is v_old: all rows but RAM's then have the gradient
+2 w A (v - v*) of advantage-weighted matching, whatever c is (`MatchingSettings.trust_acts`).
 """
 
 import math
@@ -173,6 +175,14 @@ class MatchingSettings(Settings):
         Otherwise they are the current ones without gradient.
         """
         return self.old is not None or self.updates_per_rollout > 1
+
+    @property
+    def trust_acts(self) -> bool:
+        """Say whether `trust` has an effect.
+
+        At the only update of an iteration v is v_old, and the distance to it has no gradient.
+        """
+        return self.keeps_old or self.anchor == "base"
 
     @property
     def extra_forwards(self) -> int:

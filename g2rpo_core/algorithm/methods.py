@@ -386,10 +386,10 @@ SPECS = (
     MethodSpec("advantage_flow", "AdvantageFlow", _ADVANTAGE_FLOW),
     MethodSpec("rvm", "RVM", _RVM),
     MethodSpec("ram", "RAM", _RAM),
-    MethodSpec("nft_shared", "DiffusionNFT, shared noise", _NFT.changed(objective=_SHARED)),
+    MethodSpec("nft_shared", "Matching, common noise", _NFT.changed(objective=_SHARED)),
     MethodSpec(
         "nft_leaves",
-        "DiffusionNFT on G²RPO's leaves",
+        "Matching on G²RPO's leaves",
         _NFT.changed(
             tree=_G2RPO.changed(tree=_COARSE).tree.model_dump(mode="json"), objective=_SHARED
         ),

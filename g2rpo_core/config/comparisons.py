@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from g2rpo_core.foundation.settings import Name, Settings
 
 TRAINING = "training"  # the training reward
+FEWEST_EXACT = 6  # values with which an exact two-sided p can be below 5 %: 2 / 2^6
 
 
 class Comparison(Settings):
@@ -42,6 +43,13 @@ class Comparison(Settings):
             "`primary`: judged alone, at 5 %; `secondary`: likewise, if the primary holds; "
             "`other`: judged together with all others, by Holm beside a primary, else by joint "
             "intervals."
+        ),
+    )
+    test: Literal["student", "exact"] = Field(
+        "student",
+        description=(
+            "What judges it beside a primary one: Student's t, or the exact test by sign flips, "
+            "which assumes no distribution and needs at least six bases, or seeds on one."
         ),
     )
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from g2rpo_core.config.comparisons import TRAINING, Comparison
+from g2rpo_core.config.comparisons import FEWEST_EXACT, TRAINING, Comparison
 from g2rpo_core.config.profile import MethodRun, Profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_yaml
@@ -112,13 +112,6 @@ class Study(Run):
             "their intervals hold for all of them at once."
         ),
     )
-    test: Literal["student", "exact"] = Field(
-        "student",
-        description=(
-            "What judges them beside a primary one: Student's t, or the exact test by sign flips, "
-            "which assumes no distribution and needs six seeds or bases at least."
-        ),
-    )
 
     @field_validator("comparisons")
     @classmethod
@@ -140,6 +133,17 @@ class Study(Run):
                 "an interval over bases needs at least three, or none for the profile's own models"
             )
         return value
+
+    @model_validator(mode="after")
+    def _can_be_exact(self):
+        values, roles = self.bases or self.seeds, {one.role for one in self.comparisons}
+        exact = any(one.test == "exact" for one in self.comparisons)
+        if exact and (len(values) < FEWEST_EXACT or "primary" not in roles):
+            raise ValueError(
+                f"comparisons: test: exact needs at least {FEWEST_EXACT} bases, or seeds on one, "
+                "as fewer cannot be significant, and one comparison with role: primary"
+            )
+        return self
 
 
 def load_profile(path: Path, study: Study | None = None, needed: Collection[str] = ()) -> Profile:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
+from g2rpo_core.algorithm.matching import MatchingSettings
 from g2rpo_core.algorithm.methods import CLIP_RANGES, METHODS, Method
 from g2rpo_core.config.drawn import bases_for
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
@@ -418,7 +419,20 @@ def _changed_method(where: str, published: str, changes: dict[str, Any]) -> Meth
             f"{where}: unknown method {published!r}; allowed are {', '.join(METHODS)} (an entry "
             "with another name needs `method:`)"
         )
-    return _validated(f"{where}.settings", Method, METHODS[published].changes(**changes))
+    method = _validated(f"{where}.settings", Method, METHODS[published].changes(**changes))
+    own, theirs = method.objective, METHODS[published].objective
+    if (
+        isinstance(own, MatchingSettings)
+        and isinstance(theirs, MatchingSettings)
+        and own.trust != theirs.trust
+        and not own.trust_acts
+    ):
+        raise ValueError(
+            f"{where}.settings.objective.trust: has no effect: with one update an iteration and no "
+            "slow copy (old) the velocity is its own anchor. Leave it out, or set "
+            "updates_per_rollout above 1, old, or anchor: base"
+        )
+    return method
 
 
 def _validated(where: str, schema: type[S], data: dict[str, object]) -> S:

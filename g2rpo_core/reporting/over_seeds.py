@@ -164,15 +164,16 @@ def preregistered(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.
     """Return the preregistered comparisons, over two or more seeds or bases that both entries have.
 
     With a primary one, that is judged at 5 %, the secondary one at 5 % if the primary holds, and
-    all others by Holm. Without, all have joint intervals: by Bonferroni, all of them contain the
-    true differences in 95 % of studies.
+    all others by Holm, each by its `test`. Without, all have joint intervals: by Bonferroni, all of
+    them contain the true differences in 95 % of studies.
 
     Columns: those of `Comparison` (level 0 for none), and difference, low, high: the interval by
     which it is judged, of two one-sided tests for a level. `p` is two-sided, of Student's t for the
     mean being minus the margin, not adjusted; of a level, the larger of both one-sided ones. `holm`
-    is adjusted for all of its role. `exact` is as `p`, by sign flips; at best 2 / 2^n. `holds`:
-    whether the whole interval is above minus the margin, or within ± the level; with Holm, whether
-    `holm` is below 5 %.
+    is adjusted for all of its role. `exact` and `exact_holm` are the same by sign flips, and
+    `smallest` is the least that `exact` can be with as many values. `holds`: whether the whole
+    interval is above minus the margin, or within ± the level, and with Holm whether `holm` is below
+    5 %; by the exact test whether the mean is there, and `exact_holm` below 5 %.
     """
     tested: list[tuple[Comparison, list[float]]] = []
     for each in comparisons:
@@ -186,32 +187,34 @@ def preregistered(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> pd.
         each.model_dump()
         | spread(gaps, 1 - (2 * error if each.level else error))
         | {"p": _p_value(each, gaps, student), "exact": _p_value(each, gaps, sign_flip)}
+        | {"smallest": (1 if each.level else 2) / 2 ** len(gaps)}
         for each, gaps in tested
     ]
-    columns = [*Comparison.model_fields, "difference", "low", "high", "p", "exact"]
+    columns = [*Comparison.model_fields, "difference", "low", "high", "p", "exact", "smallest"]
     table = judged(pd.DataFrame(rows, columns=columns).fillna({"level": 0.0}))
     others = table.role == "other"
-    table["holm"] = table.p
-    table.loc[others, "holm"] = holm(table.p[others].tolist())
-    within = (-table.level < table.low) & (table.high < table.level)
-    inside = within.where(table.level > 0, table.low > -table.margin)
-    table["holds"] = inside & (not staged or table.holm < 1 - CONFIDENCE)
+    for alone, adjusted in (("p", "holm"), ("exact", "exact_holm")):
+        table[adjusted] = table[alone]
+        table.loc[others, adjusted] = holm(table[alone][others].tolist())
+    # The whole interval decides, or the exact test and the side of the mean
+    exact = table.test == "exact"
+    low, high = (table[end].mask(exact, table.difference) for end in ("low", "high"))
+    within = (-table.level < low) & (high < table.level)
+    inside = within.where(table.level > 0, low > -table.margin)
+    adjusted = table.holm.mask(exact, table.exact_holm)
+    table["holds"] = inside & (not staged or adjusted < 1 - CONFIDENCE)
     # The secondary one counts only if the primary holds
     if staged and not table.holds[table.role == "primary"].any():
         table.loc[table.role == "secondary", "holds"] = False
     return table
 
 
-def _p_value(
-    comparison: Comparison, values: list[float], test: Callable[[Sequence[float], float], float]
-) -> float:
-    """Return a comparison's p-value by a two-sided test of (values, mean).
+def _p_value(comparison: Comparison, values: list[float], test: Callable[..., float]) -> float:
+    """Return a comparison's two-sided p-value; of a level, the larger one of two one-sided tests.
 
-    Of a level, the larger one of two one-sided tests.
+    test: `student` or `sign_flip`.
     """
     if not comparison.level:
         return test(values, -comparison.margin)
-    mean = sum(values) / len(values)
-    one_sided = lambda p, inside: p / 2 if inside else 1 - p / 2
     low, high = -comparison.level, comparison.level
-    return max(one_sided(test(values, low), mean > low), one_sided(test(values, high), mean < high))
+    return max(test(values, low, "greater"), test(values, high, "less"))

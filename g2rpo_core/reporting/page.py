@@ -139,7 +139,7 @@ def build_page(
         paper=paper_rows(compared, variants),
         settings=settings,
         provenance=provenance,
-        words=write_words(compared, table, first, gains, training.costs),
+        words=write_words(compared, table, first, gains, training.costs, training.granularities),
         images=embed_images(sources, compared, table, gains.best) if sources else None,
     )
 

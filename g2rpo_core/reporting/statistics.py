@@ -58,19 +58,21 @@ def spread(
     return {"difference": mean, "low": mean - half, "high": mean + half}
 
 
-def sign_flip(values: Sequence[float], beyond: float = 0.0) -> float:
-    """Return the two-sided p-value of the mean being `beyond`, by sign flips of the distances.
+def sign_flip(values: Sequence[float], beyond: float = 0.0, side: str = "two-sided") -> float:
+    """Return the p-value of the mean being `beyond`, by sign flips of the distances.
 
     Exact for up to 16 values; with more, over as many flips as 16 have, drawn with a fixed seed.
+    side: as scipy's `alternative`.
     """
     data, every = (np.asarray(values, float) - beyond,), 2**16
     drawn = {"n_resamples": every - 1, "rng": 0} if len(values) > 16 else {"n_resamples": np.inf}
-    return float(stats.permutation_test(data, np.mean, permutation_type="samples", **drawn).pvalue)
+    how = {"permutation_type": "samples", "alternative": side}
+    return float(stats.permutation_test(data, np.mean, **how, **drawn).pvalue)
 
 
-def student(values: Sequence[float], beyond: float = 0.0) -> float:
-    """Return the p-value of Student's t, two-sided, of the mean being `beyond`."""
-    return float(stats.ttest_1samp(values, beyond).pvalue)
+def student(values: Sequence[float], beyond: float = 0.0, side: str = "two-sided") -> float:
+    """Return the p-value of Student's t of the mean being `beyond`; side: as in `sign_flip`."""
+    return float(stats.ttest_1samp(values, beyond, alternative=side).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 from ruamel.yaml import YAML
 
@@ -41,6 +42,10 @@ class Words:
     no_interval: str
     unequal: str
     """How far methods are apart in compute."""
+    beforehand: str
+    """How comparisons that were named before the runs are judged."""
+    expected: str
+    """What sums of granularities can add, by how alike their tails rank a group."""
 
 
 def write_words(
@@ -49,10 +54,12 @@ def write_words(
     first: pd.DataFrame,
     gains: Gains,
     costs: Mapping[Run, Mapping],
+    granularities: Sequence[Mapping],
 ) -> Words:
     """Write a page's sentences.
 
-    table: `tables.judged`; first: the runs' lines shown first; costs: as in `Training`.
+    table: `tables.judged`; first: the runs' lines shown first; costs, granularities: as in
+    `Training`.
     """
     trained = lines_of(first[first.reward == TRAINING])
     pairs = lines_of(table[(table.part == "pair") & (table.reward == TRAINING)])
@@ -64,10 +71,12 @@ def write_words(
         notice=notice + made_before(table, first),
         verdict=verdict(gains, pairs, compared.labels, compared.reward_labels, held_out),
         summary=summary(trained, pairs if compared.few else [], compared.labels, compared.unit),
-        over=what_intervals_are_over(compared),
+        over=f"{what_intervals_are_over(compared)} {least_exact(gains, compared.unit)}".strip(),
         compared_with=compared_with(compared),
         no_interval=without_interval(first),
         unequal=unequal_compute(costs, compared.labels),
+        beforehand=how_judged(gains.preregistered, compared.unit),
+        expected=expected_of_sums(granularities, compared.labels),
     )
 
 
@@ -270,6 +279,87 @@ def what_intervals_are_over(compared: Compared) -> str:
         "All runs share one build of the models: the intervals hold for this build alone, "
         "and another may end in another order."
     )
+
+
+def least_exact(gains: Gains, unit: str) -> str:
+    """Say below which p an exact test by sign flips cannot come; '' without methods over seeds."""
+    values = max((line.seeds for group in gains.groups for line in group.ranked), default=0)
+    if not values:
+        return ""
+    return (
+        f"An exact test of {values} {unit}s, by sign flips, cannot have a p below "
+        f"{2 / 2**values:.2g}."
+    )
+
+
+def how_judged(preregistered: Sequence[Line], unit: str) -> str:
+    """Say how comparisons that were named before the runs are judged; '' if there are none."""
+    if not preregistered:
+        return ""
+    staged = any(line.role == "primary" for line in preregistered)
+    exact = all(line.test == "exact" for line in preregistered)
+    by = "the exact test, by sign flips" if exact else f"Student's t over {unit}s"
+    if not staged:
+        return (
+            f"Named before the runs, and judged together: the intervals ({by}, Bonferroni) hold "
+            f"for all {len(preregistered)} at once with 95 %. One holds if its whole interval is "
+            "above 0, above minus its margin, or within ± its level."
+        )
+    others = [line for line in preregistered if line.role == "other"]
+    where = "mean" if exact else "whole interval"
+    said = (
+        f"Named before the runs, and judged by {by}: the primary one at 5 %, the secondary one "
+        "likewise if the primary holds, all others by Holm's adjusted p-values. One holds if its "
+        f"p-value is below 5 % and its {where} above 0, above minus its margin, or within ± its "
+        "level."
+    )
+    if any(line.level for line in preregistered):
+        said += " The interval of a level is the 90 % one, that of two one-sided tests."
+    said += " Of each test: its p-value, and Holm's."
+    if len(others) > 1:
+        least = min(line.smallest for line in others)
+        said += (
+            f" The exact test cannot come below {least:.2g} here, and Holm makes that "
+            f"{min(1, least * len(others)):.2g} for the first of {len(others)}."
+        )
+    return said
+
+
+def expected_of_sums(granularities: Sequence[Mapping], labels: Mapping[str, str]) -> str:
+    """Say what each method's sum of granularities is worth beside its finest tail alone.
+
+    granularities: as in `Training`. '' without sums.
+    """
+    if not granularities:
+        return ""
+    table = pd.DataFrame(granularities).assign(method=lambda lines: [run[0] for run in lines.run])
+    sentences = []
+    for method, lines in table.groupby("method", sort=False):
+        alike = lines.groupby("granularity", sort=False).correlation.mean()
+        if not (alike > 0).all():  # also where no group had a spread
+            continue
+        low, high = worth_of_sum(alike.tolist())
+        listed = ", ".join(f"{value:.2f} at λ = {tail}" for tail, value in alike.items())
+        sentences.append(
+            f"Expected of the sum of granularities of {labels[method]}: {low:.2f} to {high:.2f} "
+            "times the samples of one tail, by how alike its tails rank a group (correlation with "
+            f"the finest: {listed})."
+        )
+    return " ".join(sentences)
+
+
+def worth_of_sum(correlations: Sequence[float]) -> tuple[float, float]:
+    """Return the effective sample size of a sum of granularities, in samples of the finest alone.
+
+    By (sum k)^2 / (1^T R 1), docs/explanation/granularities.md. correlations: of each coarser
+    granularity's rewards with the finest's, in (0, 1]; two coarser ones correlate as both do with
+    the finest, by the product. The first value is for what the finest tail's reward measures; the
+    second is for a quality that all measure equally well, and is the largest.
+    """
+    with_finest = np.array([1.0, *correlations])
+    among = np.outer(with_finest, with_finest)
+    np.fill_diagonal(among, 1)
+    return with_finest.sum() ** 2 / among.sum(), len(among) ** 2 / among.sum()
 
 
 def compared_with(compared: Compared) -> str:

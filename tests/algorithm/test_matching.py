@@ -144,14 +144,17 @@ def test_on_its_own_policy_nfts_gradient_knows_the_advantages_its_value_not():
     assert without_kl[0].abs().max() > 1e-3
 
 
-def test_on_its_own_policy_nft_is_the_kernel_with_the_weight_of_errors():
+@pytest.mark.parametrize("beta", [0.01, 0.1, 1.0])
+def test_on_its_own_policy_nft_is_advantage_weighted_matching_whatever_beta_is(beta):
     batch = noised(A)
     weight = WEIGHTS["error"](V - batch.target, batch.sigma)
-    kernel = written_out(
-        lambda v: weight * quadratic(v, V, V, batch.target, A, torch.full_like(A, 1.0)), V
-    )
+    matching = written_out(lambda v: weight * A * mean((v - batch.target) ** 2), V)
+    for curvature in (0.0, beta):
+        c = torch.full_like(A, curvature)
+        kernel = written_out(lambda v, c=c: weight * quadratic(v, V, V, batch.target, A, c), V)
+        torch.testing.assert_close(kernel, matching)
     torch.testing.assert_close(
-        written_out(lambda v: branches(v, V, batch.target, batch.sigma, A, 1.0), V), kernel
+        written_out(lambda v: branches(v, V, batch.target, batch.sigma, A, beta), V), matching
     )
 
 

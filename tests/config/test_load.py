@@ -122,12 +122,37 @@ def every_kind(annotation: object) -> list[object]:
             "methods: {g2rpo_eta0.5: {method: g2rpo}}",
             r"methods.*must have no dot, at which DVC would split it \(got 'g2rpo_eta0.5'\)",
         ),
+        *(
+            (
+                f"methods: {{{entry}}}",
+                r"settings.objective.trust: has no effect: with one update an iteration",
+            )
+            for entry in (
+                "nft_shared: {settings: {objective: {trust: 0.1}}}",
+                "mine: {method: diffusion_nft, settings: {objective: {old: null, trust: 0.1}}}",
+                "rvm: {settings: {objective: {trust: 0.5}}}",
+            )
+        ),
     ],
 )
 def test_a_mistake_in_what_is_extended_is_one_line(profiles, text, complaint):
     base = "" if text.startswith("extends") else "extends: tiny\n"
     with refused(complaint):
         load_profile(profiles("mine", base + text))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "{trust: 0.1}",  # the slow policy is not the current one
+        "{old: null, trust: 0.1, updates_per_rollout: 2}",
+        "{old: null, trust: 1.0}",  # as published, changed by nobody
+    ],
+)
+def test_the_trust_of_diffusion_nft_may_be_set_where_it_acts(profiles, changes):
+    text = f"extends: tiny\nmethods: {{diffusion_nft: {{settings: {{objective: {changes}}}}}}}"
+    objective = load_profile(profiles("mine", text)).run("diffusion_nft").method.objective
+    assert objective.trust == (1.0 if "1.0" in changes else 0.1)
 
 
 def test_a_circle_of_profiles_ends_in_one_line(profiles):

@@ -25,7 +25,14 @@ from g2rpo_core.reporting.tables import (
     style_lines,
     tabulate,
 )
-from g2rpo_core.reporting.verdict import summary, unequal_compute, verdict
+from g2rpo_core.reporting.verdict import (
+    expected_of_sums,
+    how_judged,
+    summary,
+    unequal_compute,
+    verdict,
+    worth_of_sum,
+)
 
 RUNS = [("g2rpo", 1), ("dance_grpo", 1)]
 WEIGHTS = {"hps": 2.0, "clip_score": 1.0}
@@ -174,6 +181,54 @@ def test_the_secondary_comparison_holds_only_with_the_primary(results):
     # The primary fails: the secondary, which would hold by itself, does not count
     failed = judge(named("primary", "mix_grpo"), named("secondary", "dance_grpo"))
     assert [line.holds for line in failed] == [False, False]
+
+
+def test_the_exact_test_decides_where_a_comparison_names_it(results):
+    """Six seeds of one sign have p = 2 / 64 by sign flips, whatever their spread."""
+    shifts = {
+        "g2rpo": (0.1, 0.2, 0.3, 0.1, 0.2, 0.9),
+        "dance_grpo": (0.0,) * 6,
+        "mix_grpo": (0.1, 0.2, 0.3, 0.1, 0.2, 0.91),
+    }
+    lines = shifted_seeds(results, shifts)
+    named = lambda **how: Comparison(method="g2rpo", against="dance_grpo", **how)
+    judge = lambda *comparisons: lines_of(preregistered(lines, comparisons))
+    # Student's t does not hold, because one seed is far off
+    (student,), (exact,) = (
+        judge(named(role="primary", test=test)) for test in ("student", "exact")
+    )
+    assert student.p > 0.05 > exact.exact == exact.smallest == pytest.approx(2 / 64)
+    assert not student.holds and exact.holds and exact.low == student.low < 0
+    # As one of two others Holm doubles it; a level has one-sided tests, and half of the p
+    level = Comparison(method="mix_grpo", against="g2rpo", level=0.1, role="other", test="exact")
+    _, other, same = judge(named(role="primary"), named(test="exact"), level)
+    assert other.exact_holm == pytest.approx(2 / 64) and other.holds
+    assert same.exact == same.smallest == pytest.approx(1 / 64) and same.holds
+    assert same.exact_holm == pytest.approx(2 / 64) and same.difference > 0
+    (_, first, second) = judge(named(role="primary"), named(test="exact"), named(test="exact"))
+    assert first.exact_holm == second.exact_holm == pytest.approx(4 / 64) and not first.holds
+    # The page says what such a test can show
+    said = how_judged(judge(named(role="primary"), named(), named()), "base")
+    assert "judged by Student's t over bases" in said
+    assert "cannot come below 0.031 here, and Holm makes that 0.062 for the first of 2." in said
+    said = how_judged(judge(named(role="primary", test="exact")), "base")
+    assert "judged by the exact test, by sign flips" in said and "its mean above 0" in said
+
+
+def test_a_sum_of_tails_is_worth_what_their_correlations_leave():
+    """Of two tails with correlation r: (1 + r) / 2 of the finest, at most 2 / (1 + r)."""
+    for r in (0.2, 0.8, 1.0):
+        assert worth_of_sum([r]) == pytest.approx(((1 + r) / 2, 2 / (1 + r)))
+    assert worth_of_sum([0.0, 0.0]) == pytest.approx((1 / 3, 3))
+    line = {"run": ("g2rpo", 1), "reward": "hps", "gap": 0.1}
+    lines = [line | {"granularity": "2", "correlation": 0.9}]
+    lines += [line | {"granularity": "2", "correlation": 0.7, "run": ("g2rpo", 2)}]
+    assert expected_of_sums(lines, LABELS) == (
+        "Expected of the sum of granularities of G²RPO: 0.90 to 1.11 times the samples of one "
+        "tail, by how alike its tails rank a group (correlation with the finest: 0.80 at λ = 2)."
+    )
+    unknown = [line | {"granularity": "2", "correlation": np.nan}]
+    assert expected_of_sums([], LABELS) == expected_of_sums(unknown, LABELS) == ""
 
 
 def test_few_seeds_and_many_methods_have_one_variance(results):

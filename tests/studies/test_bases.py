@@ -116,6 +116,7 @@ def test_a_base_has_its_seed_and_builds_only_what_the_study_uses(study):
         ("[0, 2, 5]", "[0, 2]", "several", "needs at least three"),
         ("role: primary", "role: secondary", "several", "one may be primary"),
         ("role: primary", "margin: 0.1, level: 0.1", "several", "either margin .* or level"),
+        ("role: primary", "role: primary, test: exact", "several", "at least 6 bases"),
         ("equal: [iterations]", "equal: []", "several", "equal"),
     ],
 )
