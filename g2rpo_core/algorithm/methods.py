@@ -357,8 +357,9 @@ _RAM = Method(
         old=OldPolicy(ramp=0.01, hold=0.9),
     ),
 )
-# Ours: one noising an image, which the whole group shares, and no slow policy; of images sampled
-# apart, or of the leaves of a tree
+# Ours: advantage-weighted matching with one noising an image, which the whole group shares; of
+# images sampled apart, or of the leaves of a tree. Without a slow policy, at one update an
+# iteration, nothing of DiffusionNFT's loss is left but its weight (matching.py)
 _SHARED = {"times": 1, "share": (0.0, 1.0), "shared": True, "old": None, "kl_coef": 0.0}
 
 SPECS = (

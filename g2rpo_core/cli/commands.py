@@ -210,6 +210,41 @@ app.command("models")(checkout.models)
 app.command("prompts")(checkout.prompts)
 
 
+ProbePrompts = Annotated[
+    int, option("how many training prompts, the first ones; with --cliff of the test prompts")
+]
+Gradients = Annotated[
+    bool,
+    typer.Option(
+        "--gradients",
+        help="measure how much the policy gradients of prompts agree, for what they cost",
+    ),
+]
+ProbeSteps = Annotated[str, option("with --gradients: SDE steps, rising, as 2,3,4 (default: all)")]
+ProbeMethods = Annotated[
+    str,
+    option(
+        "entries, as mix_grpo,dance_grpo: with --gradients also their whole iterations, with "
+        "--cliff those that are trained"
+    ),
+]
+Judge = Annotated[
+    str | None,
+    option(
+        "a reward, such as verifier: with --gradients the angle to its gradient is measured, with "
+        "--cliff it must not be lost (default there: the first of training.monitor.rewards that "
+        "is not trained)"
+    ),
+]
+Cliff = Annotated[
+    bool,
+    typer.Option(
+        "--cliff",
+        help="train --methods for some steps at several rates: which loses a held-out score",
+    ),
+]
+
+
 @app.command("probe")
 @lazy("probe", pins=True)
 def probe(
@@ -224,7 +259,7 @@ def probe(
     run: Annotated[
         str, option("`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")
     ] = BASE[0],
-    prompts: Annotated[int, option("how many training prompts, the first ones")] = 16,
+    prompts: ProbePrompts = 16,
     group: Annotated[
         int | None, option("members of a group (default: training.num_generations)")
     ] = None,
@@ -233,26 +268,15 @@ def probe(
     ] = "1,2,3",
     seed: Annotated[int, option("of the noise")] = 0,
     device: Device = None,
-    gradients: Annotated[
-        bool,
-        typer.Option(
-            "--gradients",
-            help="measure how much the policy gradients of prompts agree, for what they cost",
-        ),
-    ] = False,
-    steps: Annotated[
-        str, option("with --gradients: SDE steps, rising, as 2,3,4 (default: all)")
-    ] = "",
-    methods: Annotated[
-        str,
-        option("with --gradients: also whole iterations of these entries, as mix_grpo,dance_grpo"),
-    ] = "",
-    judge: Annotated[
-        str | None,
-        option(
-            "with --gradients: a reward to whose gradient the angle is measured, such as verifier"
-        ),
-    ] = None,
+    gradients: Gradients = False,
+    steps: ProbeSteps = "",
+    methods: ProbeMethods = "",
+    judge: Judge = None,
+    cliff: Cliff = False,
+    rates: Annotated[
+        str, option("with --cliff: factors of an entry's learning rate, rising")
+    ] = "1,2,4,8",
+    updates: Annotated[int, option("with --cliff: optimizer steps at each rate")] = 20,
     as_json: Annotated[
         bool, typer.Option("--json", help="print a JSON list instead of the table")
     ] = False,
@@ -263,7 +287,9 @@ def probe(
     sde_steps where the spread is large for its evaluations, and coarser tails where their
     correlation with the finest is near 1. With --gradients it measures instead how much the
     gradients of different prompts agree, by step, by tail alone and all together, and of whole
-    methods: what teaches most for its evaluations.
+    methods: what teaches most for its evaluations. With --cliff it trains entries for some
+    optimizer steps at 1, 2, 4 and 8 times their learning rate, and says from which on a held-out
+    score falls: begin with half of that.
 
     Example: g2rpo probe --prompts 32 --granularities 1,3
     """

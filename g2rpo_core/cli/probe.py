@@ -1,18 +1,18 @@
 """Measure, before training, what it can learn from, for `g2rpo probe`: by step, or by gradients."""
 
 import json
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 
-import torch
 from tqdm import tqdm
 
 from g2rpo_core.algorithm.methods import METHODS
+from g2rpo_core.cli.asked import Asked
+from g2rpo_core.cli.cliff import find_cliffs
 from g2rpo_core.cli.options import read_profile
 from g2rpo_core.config import Profile
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.profiles import OF_BASE, folders_of
 from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.foundation.texts import echo
@@ -31,31 +31,6 @@ from g2rpo_core.inference.runs import find_start, find_weights, sampling_of
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards import registry
-from g2rpo_core.sampling.settings import SamplingSettings
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is probed, on what."""
-
-    profile: str
-    title: str
-    settings: Profile
-    sampling: SamplingSettings
-    weights: Path | None
-    models: Path
-    """The folder, as are embeddings."""
-    embeddings: Path
-    prompts: int
-    members: int
-    """Of a group."""
-    tails: tuple[int, ...]
-    seed: int
-    device: torch.device
-
-    @property
-    def rewards(self) -> str:
-        return " + ".join(self.settings.training.rewards)
 
 
 def probe(
@@ -71,9 +46,37 @@ def probe(
     steps: str,
     methods: str,
     judge: str | None,
+    cliff: bool,
+    rates: str,
+    updates: int,
     as_json: bool,
 ) -> None:
     """Check the options, then measure and print; UserError before any model is loaded."""
+    asked = _asked(profile, study, run, prompts, group, granularities, seed, device)
+    names = [word for word in methods.split(",") if word]
+    _check(asked.settings, asked.profile, names, judge)
+    if gradients and cliff:
+        raise UserError("probe: give one of --gradients and --cliff")
+    if cliff:
+        find_cliffs(asked, names, rates, updates, judge, as_json)
+    elif gradients:
+        signals = _measure_gradients(asked, steps, names, group, judge)
+        _print_gradients(asked, signals, judge, as_json)
+    else:
+        _print_steps(asked, *_measure_steps(asked), as_json)
+
+
+def _asked(
+    profile: str | None,
+    study: str | None,
+    run: str,
+    prompts: int,
+    group: int | None,
+    granularities: str,
+    seed: int,
+    device: str | None,
+) -> Asked:
+    """Check what all measurements are asked, before any model is loaded."""
     name, settings = read_profile(profile, study)
     members = group or settings.training.num_generations
     tails = _parse_rising(granularities, 1)
@@ -86,13 +89,12 @@ def probe(
         raise UserError(
             f"probe: --run {run}: with --study {study} only its base, {BASE[0]}, is probed"
         )
-    sampling, weights = sampling_of(run, name, settings), find_weights(run, name)
-    asked = Asked(
+    return Asked(
         name,
         f"{study or name}, {run}",
         settings,
-        sampling,
-        weights,
+        sampling_of(run, name, settings),
+        find_weights(run, name),
         *folders_of(name, study),
         prompts,
         members,
@@ -100,13 +102,18 @@ def probe(
         seed,
         device_of(device),
     )
-    if gradients:
-        signals = _measure_gradients(
-            asked, steps, [word for word in methods.split(",") if word], group, judge
+
+
+def _check(profile: Profile, name: str, names: list[str], judge: str | None) -> None:
+    """Check the named entries and the judging reward; UserError."""
+    if unknown := [each for each in names if each not in profile.methods]:
+        raise UserError(
+            f"probe: --methods {unknown[0]}: profile {name} has only {', '.join(profile.methods)}"
         )
-        _print_gradients(asked, signals, judge, as_json)
-    else:
-        _print_steps(asked, *_measure_steps(asked), as_json)
+    if judge:
+        _, problems = attempt(lambda: registry.settings_of(profile.rewards, judge), ValueError)
+        if problems:
+            raise UserError(f"probe: --judge {judge}: {problems[0]}")
 
 
 def _measure_gradients(
@@ -115,11 +122,6 @@ def _measure_gradients(
     """Load everything, and probe the gradients of every step and of the named entries."""
     # Check what is asked
     profile, sampling = asked.settings, asked.sampling
-    if unknown := [name for name in names if name not in profile.methods]:
-        raise UserError(
-            f"probe: --methods {unknown[0]}: profile {asked.profile} has only "
-            f"{', '.join(profile.methods)}"
-        )
     chosen = _parse_rising(steps, 0) if steps else tuple(range(sampling.steps - 1))
     if not chosen or chosen[-1] > sampling.steps - 2:
         raise UserError(

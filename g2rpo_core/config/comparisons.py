@@ -1,5 +1,6 @@
 """Comparisons that a study names before its runs."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -58,3 +59,23 @@ class Comparison(Settings):
         if self.level and self.margin:
             raise ValueError("either margin (not below) or level (neither below nor above)")
         return self
+
+
+def check_comparisons(comparisons: Sequence[Comparison], values: int) -> None:
+    """Check that a study's comparisons can be judged together, over that many bases or seeds.
+
+    ValueError if the roles do not fit, or the exact test cannot be significant.
+    """
+    roles = [one.role for one in comparisons]
+    if (
+        roles.count("primary") > 1
+        or roles.count("secondary") > 1
+        or ("secondary" in roles and "primary" not in roles)
+    ):
+        raise ValueError("comparisons: one may be primary, and beside it one secondary")
+    exact = any(one.test == "exact" for one in comparisons)
+    if exact and (values < FEWEST_EXACT or "primary" not in roles):
+        raise ValueError(
+            f"comparisons: test: exact needs at least {FEWEST_EXACT} bases, or seeds on one, "
+            "as fewer cannot be significant, and one comparison with role: primary"
+        )

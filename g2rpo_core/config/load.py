@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from g2rpo_core.config.comparisons import FEWEST_EXACT, TRAINING, Comparison
+from g2rpo_core.config.comparisons import TRAINING, Comparison, check_comparisons
 from g2rpo_core.config.profile import MethodRun, Profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_yaml
@@ -113,18 +113,6 @@ class Study(Run):
         ),
     )
 
-    @field_validator("comparisons")
-    @classmethod
-    def _one_primary(cls, value):
-        roles = [one.role for one in value]
-        if (
-            roles.count("primary") > 1
-            or roles.count("secondary") > 1
-            or ("secondary" in roles and "primary" not in roles)
-        ):
-            raise ValueError("one may be primary, and beside it one secondary")
-        return value
-
     @field_validator("bases")
     @classmethod
     def _enough_to_infer(cls, value):
@@ -135,14 +123,8 @@ class Study(Run):
         return value
 
     @model_validator(mode="after")
-    def _can_be_exact(self):
-        values, roles = self.bases or self.seeds, {one.role for one in self.comparisons}
-        exact = any(one.test == "exact" for one in self.comparisons)
-        if exact and (len(values) < FEWEST_EXACT or "primary" not in roles):
-            raise ValueError(
-                f"comparisons: test: exact needs at least {FEWEST_EXACT} bases, or seeds on one, "
-                "as fewer cannot be significant, and one comparison with role: primary"
-            )
+    def _comparisons_can_be_judged(self):
+        check_comparisons(self.comparisons, len(self.bases or self.seeds))
         return self
 
 

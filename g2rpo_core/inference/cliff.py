@@ -1,0 +1,143 @@
+"""Find the learning rate from which on a run loses more than it gains, in a few optimizer steps."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import torch
+
+from g2rpo_core.config.profile import ResolvedRun
+from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.models.generate import generate_images
+from g2rpo_core.models.policy import Policy
+from g2rpo_core.rewards.scoring import score_table
+from g2rpo_core.rewards.spec import Reward
+from g2rpo_core.sampling.schedule import even_sigmas
+from g2rpo_core.training.experience import NonFiniteError
+from g2rpo_core.training.trainer import Trainer
+
+LOST = 2.0  # standard errors below the start from which on a score counts as lost
+
+
+@dataclass(frozen=True)
+class Change:
+    """A held-out reward after a walk minus before, over prompts with both scores."""
+
+    mean: float
+    error: float
+    """Standard error of the mean; NaN of fewer than two prompts."""
+
+    @property
+    def lost(self) -> bool:
+        """Say whether it fell by more than chance, or ended in numbers that are not finite."""
+        return not math.isfinite(self.mean) or self.mean < -LOST * self.error
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Some optimizer steps of an entry at a constant learning rate, from the same weights."""
+
+    method: str
+    """An entry of the profile."""
+    rate: float
+    updates: int
+    drift: float
+    """Root mean square change of held-out images of the same noise, in [0, 1]; NaN as below."""
+    changes: dict[str, Change]
+    """Of every held-out reward; NaN if the run ended in numbers that are not finite."""
+
+    @property
+    def lost(self) -> list[str]:
+        """Return the rewards that fell."""
+        return [name for name, change in self.changes.items() if change.lost]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    scores: pd.DataFrame
+    """[prompts, rewards]."""
+    images: torch.Tensor
+
+
+def walks(
+    policy: Policy,
+    run: ResolvedRun,
+    rates: Sequence[float],
+    updates: int,
+    prompts: tuple[EmbeddingStore, EmbeddingStore],
+    rewards: Mapping[str, Reward],
+    heldout: Mapping[str, Reward],
+    count: int,
+    seed: int,
+) -> Iterator[Walk]:
+    """Train an entry for at least `updates` steps at each rate, and compare held-out scores.
+
+    Each walk begins from the policy's weights, which are those again at the end, and has the same
+    prompts and noise; its rate is constant, and there is no average of the weights. prompts: to
+    train on, and held out, of which the first `count` are judged; rewards: those of
+    `run.training.rewards`; heldout: what judges.
+    """
+    train_on, judged_on = prompts
+    parameters = list(policy.trained_parameters().values())
+    start = [each.detach().to("cpu", copy=True) for each in parameters]
+    before = _look(policy, judged_on, heldout, count, run)
+    # As many iterations as make that many steps
+    each_makes = run.method.num_updates(run.sampling.steps)
+    iterations = -(-updates // each_makes)
+    for rate in rates:
+        walk = {"learning_rate": rate, "lr_scheduler": "constant", "iterations": iterations}
+        training = run.training.model_copy(update=walk | {"ema": None})
+        trainer = Trainer(replace(run, training=training), policy, train_on, rewards, seed)
+        try:
+            for iteration in range(iterations):
+                trainer.iterate(iteration)
+            after = _look(policy, judged_on, heldout, count, run)
+        except NonFiniteError:
+            after = None
+        yield Walk(run.name, rate, iterations * each_makes, *_compare(before, after))
+        with torch.no_grad():
+            for parameter, value in zip(parameters, start, strict=True):
+                parameter.copy_(value)
+        policy.refresh()
+
+
+def cliff(found: Sequence[Walk], judge: str) -> float | None:
+    """Return the smallest rate from which on every walk loses the judge; None if the last does not.
+
+    found: of one entry, by rising rates.
+    """
+    edge = None
+    for walk in reversed(found):
+        if not walk.changes[judge].lost:
+            break
+        edge = walk.rate
+    return edge
+
+
+def _look(
+    policy: Policy,
+    prompts: EmbeddingStore,
+    rewards: Mapping[str, Reward],
+    count: int,
+    run: ResolvedRun,
+) -> _Seen:
+    """Draw and score the first held-out prompts."""
+    sampling, tables, images = run.sampling, [], []
+    sigmas = even_sigmas(sampling.steps, sampling.shift)
+    for part, drawn in generate_images(policy, prompts, count, sigmas, 0, sampling.decode_batch):
+        tables.append(score_table(rewards, part, drawn))
+        images.append(drawn.float().cpu())
+    scores = pd.concat(tables).pivot(index="prompt_id", columns="reward", values="score")
+    return _Seen(scores, torch.cat(images))
+
+
+def _compare(before: _Seen, after: _Seen | None) -> tuple[float, dict[str, Change]]:
+    """Return the drift of images and the change of every reward; all NaN without an end."""
+    if after is None:
+        return math.nan, {name: Change(math.nan, math.nan) for name in before.scores}
+    gaps = after.scores - before.scores
+    drift = (after.images - before.images).square().mean().sqrt().item()
+    return drift, {
+        str(name): Change(float(gap.mean()), float(gap.sem())) for name, gap in gaps.items()
+    }

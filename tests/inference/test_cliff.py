@@ -1,0 +1,115 @@
+"""`g2rpo probe --cliff`: some optimizer steps at several rates, and what held-out scores lose."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from g2rpo_core.cli.main import main
+from g2rpo_core.inference.cliff import Change, Walk, cliff, walks
+from tests.fixtures.commands import refusal, run_here
+from tests.fixtures.projects import small_project
+from tests.fixtures.rollouts import redness
+from tests.inference.test_gradients import entry, noise
+
+
+@pytest.fixture
+def walked(policy, embeddings, settings):
+    """walked(rates, **training) -> the walks, and the weights after each."""
+
+    def run(rates, updates=3, rewards=None, **training):
+        made = entry(settings)
+        made = replace(made, training=made.training.model_copy(update=training))
+        heldout = rewards or {"noise": noise, "redness": redness}
+        found, weights = [], []
+        for walk in walks(
+            policy,
+            made,
+            rates,
+            updates,
+            (embeddings, embeddings),
+            {"redness": redness},
+            heldout,
+            6,
+            0,
+        ):
+            found.append(walk)
+            weights.append([each.clone() for each in policy.trained_parameters().values()])
+        return found, weights
+
+    return run
+
+
+def test_every_walk_begins_from_the_same_weights_which_are_there_again_at_the_end(policy, walked):
+    before = [each.clone() for each in policy.trained_parameters().values()]
+    found, after = walked([1e-4, 1e-3])
+    alone, _ = walked([1e-3])
+    assert found[1] == alone[0] and found[0].drift < found[1].drift
+    # What the first walk left, seen before the second began, is another model
+    assert any(not torch.equal(*pair) for pair in zip(before, after[0]))
+    now = list(policy.trained_parameters().values())
+    assert all(torch.equal(*pair) for pair in zip(before, now))
+    assert [walk.rate for walk in found] == [1e-4, 1e-3]
+    # Each iteration of this entry makes one step
+    assert [walk.updates for walk in found] == [3, 3]
+
+
+def test_a_walk_that_ends_in_no_numbers_has_lost_everything(walked):
+    (walk,) = walked([1e-4], max_grad_norm=math.inf, learning_rate=1.0, updates=2)[0]
+    assert walk.lost == [] or math.isfinite(walk.drift)
+    found, _ = walked([1e30], updates=4)
+    assert math.isnan(found[0].drift) and found[0].lost == ["noise", "redness"]
+
+
+def made(rate: float, mean: float, error: float = 0.01) -> Walk:
+    return Walk("mine", rate, 20, 0.1, {"verifier": Change(mean, error)})
+
+
+def test_the_cliff_is_the_smallest_rate_from_which_on_the_judge_is_lost():
+    held, fallen = made(1.0, -0.019), made(2.0, -0.021)
+    assert not held.lost and fallen.lost == ["verifier"]
+    assert cliff([held, fallen, made(4.0, -0.5)], "verifier") == 2.0
+    # One that falls at a small rate and not at a larger one has no cliff there
+    assert cliff([made(1.0, -0.5), made(2.0, 0.0), made(4.0, -0.5)], "verifier") == 4.0
+    assert cliff([made(1.0, -0.5), made(2.0, 0.0)], "verifier") is None
+    assert cliff([held, made(2.0, math.nan)], "verifier") == 2.0
+    assert cliff([made(1.0, -0.5), made(2.0, -0.6)], "verifier") == 1.0
+    # The error of a single prompt is not known: it cannot be lost
+    assert not Change(-1.0, math.nan).lost
+
+
+@pytest.fixture
+def built(tmp_path, models, embeddings_folder):
+    """A checkout of profile tiny with models and embeddings."""
+    small_project(tmp_path, models)
+    (tmp_path / "embeddings" / "tiny").mkdir(parents=True)
+    for part in ("train", "test"):
+        (tmp_path / "embeddings" / "tiny" / part).symlink_to(embeddings_folder)
+    return tmp_path
+
+
+def test_the_command_walks_names_the_cliff_and_refuses_what_it_cannot_do(built):
+    words = ["probe", "--cliff", "--prompts", "2", "--updates", "2", "--methods", "mix_grpo"]
+    out = run_here(main, *words, "--rates", "1,2", folder=built).stdout.splitlines()
+    assert out[0].startswith("tiny, base: 2 optimizer steps or a few more at each rate, 2 held-out")
+    assert [line.split()[1] for line in out if line.startswith("mix_grpo ")] == [
+        "2.0e-05",
+        "4.0e-05",
+    ]
+    assert len(out) == 2 + 2 * 3 + 1 and out[-1].startswith("mix_grpo: ")
+    rows = json.loads(run_here(main, *words, "--rates", "1,2", "--json", folder=built).stdout)
+    assert [row["rate"] for row in rows] == pytest.approx([2e-5, 4e-5])
+    # Four updates an iteration: no fewer can be made
+    assert rows[0]["updates"] == 4 and set(rows[0]["changes"]) == {"verifier", "hps", "clip_score"}
+    for change, complaint in (
+        (["--rates", "2,1"], "--rates are rising factors of the rate, as 1,2,4,8 (got '2,1')"),
+        (["--rates", "nan"], "--rates are rising factors"),
+        (["--methods", ""], "--cliff needs entries of the profile, as --methods mix_grpo"),
+        (["--methods", "x"], "--methods x: profile tiny has only g2rpo,"),
+        (["--updates", "0"], "--updates is at least 1"),
+        (["--gradients"], "give one of --gradients and --cliff"),
+        (["--judge", "hsp"], "--judge hsp: rewards.hsp: one of your own needs `class"),
+    ):
+        assert complaint in refusal(main, *words, *change, folder=built)
