@@ -1,6 +1,7 @@
 """Numbers of the studies' READMEs, computed from their committed tables with pandas and scipy."""
 
 import json
+import re
 
 import pandas as pd
 import pytest
@@ -15,6 +16,7 @@ SENTENCES = " ".join(FINDINGS.split())
 
 
 OVER_BASES = ("equal_compute", "equal_compute_marks", "dose", "ladder", "long", "words")
+NUMBERS = {6: "six", 7: "seven", 8: "eight"}
 JUDGES = {"dose": ("hps",), "words": ("ocr",), "paper_over_bases": ("hps", "clip_score")}
 
 
@@ -430,3 +432,32 @@ def test_rates_at_equal_total_compute_are_those_that_the_protocols_rule_chooses(
         ]
         assert f"| {' | '.join(cells)} |".replace("-", "−") in FINDINGS, method
         assert taken[method]["training"]["learning_rate"] == pytest.approx(chosen * 1e-6), method
+
+
+def test_the_page_in_front_of_all_findings_is_one_page():
+    text = (ROOT / "studies" / "README.md").read_text()
+    page = text.partition("## What we know")[2].partition("\n## ")[0]
+    assert 200 < len(re.sub(r"\]\([^)]*\)", "]", page).split()) <= 450
+
+
+def test_no_primary_comparison_survives_the_correction_for_all_of_them():
+    """The table of studies over bases has the primary one of each, with both tests."""
+    table = (ROOT / "studies" / "README.md").read_text()
+    p_values, by_signs = [], []
+    for study in OVER_BASES:
+        one = next(one for one in params(study)["comparisons"] if one.get("role") == "primary")
+        reward = one.get("reward", "training")
+        apart = gains(study, one["method"], reward) - gains(study, one["against"], reward)
+        p_values.append(stats.ttest_1samp(apart, 0).pvalue)
+        by_signs.append(exact(apart))
+        numbers = f"{written(apart, 0.95)} | {p_values[-1]:.2g}, {by_signs[-1]:.2g} |"
+        assert re.search(
+            rf"^\| \[{study}\].*\| {len(apart)} \| .*{re.escape(numbers)}", table, re.MULTILINE
+        )
+    best, best_exact = (min(holm(values)) for values in (p_values, by_signs))
+    said = (
+        f"Of {NUMBERS[len(p_values)]} primary comparisons none survives the correction for "
+        f"{NUMBERS[len(p_values)]}** (smallest p {min(p_values):.2g}, then {best:.2g}; exact "
+        f"{best_exact:.2g})."
+    )
+    assert best > 0.05 and said in SENTENCES
