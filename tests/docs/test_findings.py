@@ -9,13 +9,22 @@ from ruamel.yaml import YAML
 from scipy import optimize, stats
 
 from g2rpo_core.config import load_profile, load_study, profile_path
+from g2rpo_core.config.costs import cost_of_prompt
 from tests.conftest import ROOT
 
 FINDINGS = "".join(path.read_text() for path in sorted((ROOT / "studies").glob("**/README.md")))
 SENTENCES = " ".join(FINDINGS.split())
 
 
-OVER_BASES = ("equal_compute", "equal_compute_marks", "dose", "ladder", "long", "words")
+OVER_BASES = (
+    "equal_compute",
+    "equal_compute_marks",
+    "dose",
+    "ladder",
+    "long",
+    "words",
+    "paper_over_bases",
+)
 NUMBERS = {6: "six", 7: "seven", 8: "eight"}
 JUDGES = {"dose": ("hps",), "words": ("ocr",), "paper_over_bases": ("hps", "clip_score")}
 
@@ -253,6 +262,9 @@ def test_the_compute_of_dance_grpo_is_said_as_it_was():
         ("dose", "sum_noisy", "fine_noisy", "hps", "a primary difference of {}."),
         ("ladder", "nft_lora", "mix_lora", "training", "could see a difference of {}."),
         ("long", "sum", "fine", "verifier", "one of {} is seen with a power of 80 %"),
+        ("paper_over_bases", "g2rpo", "mix_grpo", "training", "a primary difference of {}, common"),
+        ("paper_over_bases", "match_shared", "match_own", "training", "− own noise of {}, MGAI"),
+        ("paper_over_bases", "g2rpo", "g2rpo_no_mgai", "training", "MGAI of {}."),
     ],
 )
 def test_what_a_comparison_could_see(study, method, against, reward, said):
@@ -461,3 +473,39 @@ def test_no_primary_comparison_survives_the_correction_for_all_of_them():
         f"{best_exact:.2g})."
     )
     assert best > 0.05 and said in SENTENCES
+
+
+def test_the_papers_comparison_at_both_budgets_and_what_matching_is_made_of():
+    study = "paper_over_bases"
+    of = lambda method: gains(study, method, "hps") + gains(study, method, "clip_score")
+    table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
+    records = table[table.part == "training"].groupby(["method", "seed"]).last()
+    named = load_study(study)
+    profile = load_profile(profile_path(named.profile), named)
+
+    def compute(method: str) -> float:
+        mean, images = (
+            records.loc[method].mean(numeric_only=True),
+            cost_of_prompt(profile.run(method)).images,
+        )
+        states = 3 * mean.num_transitions
+        return mean.num_forward_evals + states + mean.iteration * images / 2
+
+    most = compute("g2rpo")
+    assert f"total compute, {most:,.0f} (MixGRPO {compute('mix_long'):,.0f}, as" in SENTENCES
+    assert f"DanceGRPO {compute('dance_long'):,.0f})" in SENTENCES
+    ratios = [f"{most / compute(method):.1f}" for method in ("mix_grpo", "dance_grpo")]
+    assert f"for {ratios[0]} and {ratios[1]} times their total compute." in SENTENCES
+    share = 100 * compute("g2rpo_no_mgai") / most
+    assert f"for {share:.0f} % of the compute." in SENTENCES
+    kept = 100 * of("match_own").mean() / of("match_shared").mean()
+    assert f"{kept:.0f} % of its gain is there with each image's own noise" in SENTENCES
+    for method in ("match_placebo", "coarse_placebo"):
+        assert (of(method) < 0).all() and written(of(method), 0.95) in SENTENCES
+    lower = (of("coarse_placebo") < of("match_placebo")).sum()
+    assert f"coarse-only G²RPO lower than matching (on {lower} of 8)" in SENTENCES
+    lost = sum(
+        ((of(method) > 0) & (gains(study, method, "verifier") < 0)).sum()
+        for method in named.methods
+    )
+    assert f"In {lost} of the {8 * len(named.methods)} runs the training reward" in SENTENCES
