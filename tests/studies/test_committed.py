@@ -23,6 +23,7 @@ KEPT = {
 PROBED = {"gradients.json"}  # what was measured without training
 OWN = {
     "dose": {"reward.py"},
+    "paper_over_bases": {"reward.py"},
     "words": {"judges.py"},
     "choices": PROBED,
     "marks_choices": PROBED,
