@@ -35,7 +35,7 @@ def find_cliffs(
             "--updates is at least 1, --prompts at least 2"
         )
     runs = [asked.settings.run(name) for name in names]
-    judges = {run.name: judge or _held_out(asked, run.name) for run in runs}
+    judges = {run.name: judge or _held_out(run) for run in runs}
     every: dict[str, list[Walk]] = {}
     if not as_json:
         echo(
@@ -100,13 +100,13 @@ def _parse_factors(text: str) -> list[float]:
     return factors
 
 
-def _held_out(asked: Asked, name: str) -> str:
+def _held_out(run: ResolvedRun) -> str:
     """Return the first monitored reward that an entry is not trained on; UserError without one."""
-    training = asked.settings.run(name).training
+    training = run.training
     found = [each for each in training.monitor.rewards if each not in training.rewards]
     if not found:
         raise UserError(
-            f"probe: --cliff: {name} trains on all of training.monitor.rewards: "
+            f"probe: --cliff: {run.name} trains on all of training.monitor.rewards: "
             "name a reward that it is not trained on with --judge"
         )
     return found[0]

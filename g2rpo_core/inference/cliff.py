@@ -9,6 +9,7 @@ import torch
 
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.scoring import score_table
@@ -46,11 +47,6 @@ class Walk:
     """Root mean square change of held-out images of the same noise, in [0, 1]; NaN as below."""
     changes: dict[str, Change]
     """Of every held-out reward; NaN if the run ended in numbers that are not finite."""
-
-    @property
-    def lost(self) -> list[str]:
-        """Return the rewards that fell."""
-        return [name for name, change in self.changes.items() if change.lost]
 
 
 @dataclass(frozen=True)
@@ -133,10 +129,15 @@ def _look(
 
 
 def _compare(before: _Seen, after: _Seen | None) -> tuple[float, dict[str, Change]]:
-    """Return the drift of images and the change of every reward; all NaN without an end."""
+    """Return the drift of images and the change of every reward; all NaN without an end.
+
+    UserError if a reward scored nothing, which is no loss.
+    """
     if after is None:
         return math.nan, {name: Change(math.nan, math.nan) for name in before.scores}
     gaps = after.scores - before.scores
+    if unscored := [name for name, gap in gaps.items() if gap.isna().all()]:
+        raise UserError(f"{unscored[0]}: no held-out prompt has a score before and after the steps")
     drift = (after.images - before.images).square().mean().sqrt().item()
     return drift, {
         str(name): Change(float(gap.mean()), float(gap.sem())) for name, gap in gaps.items()

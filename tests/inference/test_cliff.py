@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from g2rpo_core.cli.main import main
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.cliff import Change, Walk, cliff, walks
 from tests.fixtures.commands import refusal, run_here
 from tests.fixtures.projects import small_project
@@ -57,10 +58,22 @@ def test_every_walk_begins_from_the_same_weights_which_are_there_again_at_the_en
 
 
 def test_a_walk_that_ends_in_no_numbers_has_lost_everything(walked):
-    (walk,) = walked([1e-4], max_grad_norm=math.inf, learning_rate=1.0, updates=2)[0]
-    assert walk.lost == [] or math.isfinite(walk.drift)
+    (walk,) = walked([1e-4], updates=2)[0]
+    assert math.isfinite(walk.drift) and all(
+        math.isfinite(change.mean) for change in walk.changes.values()
+    )
     found, _ = walked([1e30], updates=4)
-    assert math.isnan(found[0].drift) and found[0].lost == ["noise", "redness"]
+    assert math.isnan(found[0].drift) and lost(found[0]) == ["noise", "redness"]
+
+
+def test_a_reward_that_scores_nothing_is_no_loss(walked):
+    silent = lambda images, prompts: torch.full((len(images),), math.nan)
+    with pytest.raises(UserError, match="silent: no held-out prompt has a score"):
+        walked([1e-4], rewards={"redness": redness, "silent": silent})
+
+
+def lost(walk: Walk) -> list[str]:
+    return [name for name, change in walk.changes.items() if change.lost]
 
 
 def made(rate: float, mean: float, error: float = 0.01) -> Walk:
@@ -69,7 +82,7 @@ def made(rate: float, mean: float, error: float = 0.01) -> Walk:
 
 def test_the_cliff_is_the_smallest_rate_from_which_on_the_judge_is_lost():
     held, fallen = made(1.0, -0.019), made(2.0, -0.021)
-    assert not held.lost and fallen.lost == ["verifier"]
+    assert lost(held) == [] and lost(fallen) == ["verifier"]
     assert cliff([held, fallen, made(4.0, -0.5)], "verifier") == 2.0
     # One that falls at a small rate and not at a larger one has no cliff there
     assert cliff([made(1.0, -0.5), made(2.0, 0.0), made(4.0, -0.5)], "verifier") == 4.0
