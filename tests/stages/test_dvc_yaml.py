@@ -205,7 +205,7 @@ EVALUATE = {"evaluate_base", "evaluate@g2rpo-1", "evaluate@mix_grpo-1"}
             "test_count: 7",
             {"profile", "prompts", "report"},
         ),
-        ("profiles/tiny.yaml", "dance_grpo: # as", "dance_grpo: # with", {"profile"}),
+        ("profiles/tiny.yaml", "dance_grpo: # ", "dance_grpo: # here, ", {"profile"}),
         ("profiles/flux_hps_clip.yaml", "iterations: 1800", "iterations: 9", {"profile"}),
     ],
 )
