@@ -33,6 +33,7 @@ PARTS = {
     "once per member, in tails": BLUE,
 }
 OTHER_BUDGETS = ("G²RPO, all NFE", "G²RPO, coarse tails, a tenth")  # of the study `verdict`
+RATES = ("equal_compute_rates", "equal_compute_rates_more", "cliffs")
 SEEDS = "A dot is a seed, a bar the mean with its 95 % interval over seeds. Scales differ."
 
 
@@ -182,11 +183,48 @@ def draw_seeds(title: str, axis: str, seeds: Mapping[str, Sequence[float]]) -> a
     return layers.properties(title=title, width=WIDTH - 160)
 
 
+def gains_by_rate() -> list[dict[str, Any]]:
+    """Return the training reward's gain on each base of development: method, rate, base, gain."""
+    rows = []
+    for study in RATES:
+        folder = ROOT / "studies" / study
+        entries = YAML(typ="safe", pure=True).load(folder / "params.yaml")["entries"]
+        for (name, base), gain in gains_in(read_results(folder / "results.parquet")).items():
+            label, rate = entries[name]["label"].rsplit(", ", 1)
+            rows.append({"method": label, "rate": float(rate), "base": str(base), "gain": gain})
+    return rows
+
+
+def draw_rates() -> alt.FacetChart:
+    """Draw the gain by learning rate, a panel a method; collapses leave the panel."""
+    rows = gains_by_rate()
+    x = alt.X("rate:Q", title="learning rate", scale=alt.Scale(type="log"))
+    x.axis = alt.Axis(values=[1e-5, 1e-4], format=".0e", grid=False)
+    y = alt.Y("gain:Q", title="gain", scale=alt.Scale(domain=[-0.1, 0.1]))
+    y.axis = alt.Axis(values=[-0.1, 0, 0.1], format="+~g", gridColor="#dddddd")
+    every = alt.Chart()
+    panel = alt.layer(
+        every.mark_line(clip=True, opacity=0.35, color=GREY).encode(x=x, y=y, detail="base:N"),
+        every.mark_line(clip=True, point=alt.OverlayMarkDef(size=20), color=BLUE).encode(
+            x=x, y=alt.Y("mean(gain):Q", title="gain")
+        ),
+        width=105,
+        height=95,
+    )
+    facet = alt.Facet(
+        "method:N", title=None, sort=list(dict.fromkeys(row["method"] for row in rows))
+    )
+    return panel.facet(facet, columns=5, data=alt.Data(values=rows)).properties(
+        title="Training reward by learning rate: three bases of development, and their mean"
+    )
+
+
 FIGURES = {
     "noise_std.svg": draw_noise_std,
     "sigmas.svg": draw_sigmas,
     "cost.svg": draw_cost,
     "gains.svg": draw_gains,
+    "rates.svg": draw_rates,
 }
 
 
