@@ -127,4 +127,5 @@ def _conclusion(every: Sequence[Walk], judge: str) -> str:
         return f"{name}: no cliff in {judge} up to {every[-1].rate:.1e}: try higher --rates"
     if edge == every[0].rate:
         return f"{name}: {judge} is lost at every rate: try lower --rates"
-    return f"{name}: cliff at {edge:.1e}, where {judge} is lost; half of it is {edge / 2:.1e}"
+    begin = f"begin with a quarter, {edge / 4:.1e}"
+    return f"{name}: cliff at {edge:.1e}, where {judge} is lost; {begin}"

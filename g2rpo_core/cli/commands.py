@@ -211,7 +211,11 @@ app.command("prompts")(checkout.prompts)
 
 
 ProbePrompts = Annotated[
-    int, option("how many training prompts, the first ones; with --cliff of the test prompts")
+    int | None,
+    option(
+        "how many training prompts, the first ones (default: 16); with --cliff of the test "
+        "prompts (default: 64)"
+    ),
 ]
 Gradients = Annotated[
     bool,
@@ -259,7 +263,7 @@ def probe(
     run: Annotated[
         str, option("`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")
     ] = BASE[0],
-    prompts: ProbePrompts = 16,
+    prompts: ProbePrompts = None,
     group: Annotated[
         int | None, option("members of a group (default: training.num_generations)")
     ] = None,
@@ -289,7 +293,7 @@ def probe(
     gradients of different prompts agree, by step, by tail alone and all together, and of whole
     methods: what teaches most for its evaluations. With --cliff it trains entries for some
     optimizer steps at 1, 2, 4 and 8 times their learning rate, and says from which on a held-out
-    score falls: begin with half of that.
+    score falls: begin with a quarter of that.
 
     Example: g2rpo probe --prompts 32 --granularities 1,3
     """

@@ -37,7 +37,7 @@ def probe(
     profile: str | None,
     study: str | None,
     run: str,
-    prompts: int,
+    prompts: int | None,
     group: int | None,
     granularities: str,
     seed: int,
@@ -52,6 +52,8 @@ def probe(
     as_json: bool,
 ) -> None:
     """Check the options, then measure and print; UserError before any model is loaded."""
+    if prompts is None:  # a loss is small beside what a prompt's scores vary by
+        prompts = 64 if cliff else 16
     asked = _asked(profile, study, run, prompts, group, granularities, seed, device)
     names = [word for word in methods.split(",") if word]
     _check(asked.settings, asked.profile, names, judge)

@@ -419,16 +419,64 @@ def test_gradients_of_whole_iterations_rank_methods_as_the_page_says():
     assert set(signal.nsmallest(2).index) == {"dance_grpo", "mix_grpo"}
 
 
+def gains_by_rate(*studies: str) -> dict[str, dict[int, pd.Series]]:
+    """Of every method its gains over three bases, by the rate in 1e-6."""
+    tables: dict[str, dict[int, pd.Series]] = {}
+    for study in studies:
+        for entry in params(study)["entries"]:
+            method, _, rate = entry.rpartition("_")
+            tables.setdefault(method, {})[int(rate)] = gains(study, entry, "training")
+    return tables
+
+
+def cliff_of(gains: dict[int, float]) -> int:
+    """The smallest rate from which on every one ends below the base."""
+    rates = sorted(gains)
+    return next(rate for rate in rates if all(gains[each] < 0 for each in rates if each >= rate))
+
+
+def test_cliffs_and_best_rates_are_those_of_the_tables_and_of_the_test():
+    taken = params("equal_compute_cliff")["entries"].values()
+    tried = {(each["label"], round(each["training"]["learning_rate"] * 1e6)) for each in taken}
+    text = (ROOT / "studies" / "cliffs" / "README.md").read_text()
+    tables = gains_by_rate("equal_compute_rates", "equal_compute_rates_more", "cliffs")
+    quarters = []
+    for rates in tables.values():
+        means = {rate: rates[rate].mean() for rate in rates}
+        cliff, best = cliff_of(means), max(means, key=means.__getitem__)
+        cells = [
+            "" if rate not in means else f"{means[rate]:+.3f}"
+            for rate in (5, 10, 20, 40, 80, 160, 320, 640)
+        ]
+        cells = [f"**{cell}**" if 5 * 2**at == cliff / 2 else cell for at, cell in enumerate(cells)]
+        row = f"| {' | '.join([*cells, f'{cliff / 10:g}', f'{best / 10:g}'])} |"
+        (label,) = re.findall(
+            rf"^\| ([^|]*) {re.escape(row.replace('-', '−'))}$", text, re.MULTILINE
+        )
+        assert (label, cliff // 2) in tried, label
+        other = label if best == cliff / 2 else f"{label}, best rate"
+        assert (other, best) in tried, label
+        quarters.append(means[best] - means[cliff // 4])
+    assert len(tables) == 10 and sum(lost < 0.0071 for lost in quarters) == 8
+    # What the probe is compared with: whole runs on each base
+    for method, label in (
+        ("nft_shared", "Matching, common noise"),
+        ("mix_grpo", "MixGRPO"),
+        ("g2rpo_coarse", "G²RPO, coarse tails"),
+    ):
+        of_base = [
+            cliff_of({rate: float(each[base]) for rate, each in tables[method].items()})
+            for base in (7, 8, 9)
+        ]
+        assert f"| {label} | {', '.join(f'{each / 10:g}' for each in of_base)} |" in text
+
+
 def test_rates_at_equal_total_compute_are_those_that_the_protocols_rule_chooses():
     """The smallest rate within one standard error of the best; all methods share a variance.
 
     That error is of the first study alone: in the second a method collapses.
     """
-    tables: dict[str, dict[int, pd.Series]] = {}
-    for study in ("equal_compute_rates", "equal_compute_rates_more"):
-        for entry in params(study)["entries"]:
-            method, _, rate = entry.rpartition("_")
-            tables.setdefault(method, {})[int(rate)] = gains(study, entry, "training")
+    tables = gains_by_rate("equal_compute_rates", "equal_compute_rates_more")
     rest = []
     for table in (pd.DataFrame(dict(list(rates.items())[:3])) for rates in tables.values()):
         rest.append(

@@ -116,6 +116,13 @@ def test_the_command_walks_names_the_cliff_and_refuses_what_it_cannot_do(built):
     assert [row["rate"] for row in rows] == pytest.approx([2e-5, 4e-5])
     # Four updates an iteration: no fewer can be made
     assert rows[0]["updates"] == 4 and set(rows[0]["changes"]) == {"verifier", "hps", "clip_score"}
+    # No rate that is finite gives weights that are
+    far = ["probe", "--cliff", "--updates", "1", "--methods", "mix_grpo", "--rates", "1,1e30"]
+    out = run_here(main, *far, folder=built).stdout.splitlines()
+    assert out[0].endswith("64 held-out prompts")
+    assert out[-1].endswith(
+        "cliff at 2.0e+25, where verifier is lost; begin with a quarter, 5.0e+24"
+    )
     for change, complaint in (
         (["--rates", "2,1"], "--rates are rising factors of the rate, as 1,2,4,8 (got '2,1')"),
         (["--rates", "nan"], "--rates are rising factors"),
