@@ -435,9 +435,7 @@ def cliff_of(gains: dict[int, float]) -> int:
     return next(rate for rate in rates if all(gains[each] < 0 for each in rates if each >= rate))
 
 
-def test_cliffs_and_best_rates_are_those_of_the_tables_and_of_the_test():
-    taken = params("equal_compute_cliff")["entries"].values()
-    tried = {(each["label"], round(each["training"]["learning_rate"] * 1e6)) for each in taken}
+def test_cliffs_and_best_rates_are_those_of_the_committed_tables():
     text = (ROOT / "studies" / "cliffs" / "README.md").read_text()
     tables = gains_by_rate("equal_compute_rates", "equal_compute_rates_more", "cliffs")
     quarters = []
@@ -450,12 +448,7 @@ def test_cliffs_and_best_rates_are_those_of_the_tables_and_of_the_test():
         ]
         cells = [f"**{cell}**" if 5 * 2**at == cliff / 2 else cell for at, cell in enumerate(cells)]
         row = f"| {' | '.join([*cells, f'{cliff / 10:g}', f'{best / 10:g}'])} |"
-        (label,) = re.findall(
-            rf"^\| ([^|]*) {re.escape(row.replace('-', '−'))}$", text, re.MULTILINE
-        )
-        assert (label, cliff // 2) in tried, label
-        other = label if best == cliff / 2 else f"{label}, best rate"
-        assert (other, best) in tried, label
+        assert re.search(rf"^\| [^|]* {re.escape(row.replace('-', '−'))}$", text, re.MULTILINE)
         quarters.append(means[best] - means[cliff // 4])
     assert len(tables) == 10 and sum(lost < 0.0071 for lost in quarters) == 8
     # What the probe is compared with: whole runs on each base
