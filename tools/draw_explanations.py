@@ -123,11 +123,16 @@ def draw_cost() -> alt.LayerChart:
     )
 
 
-def gains(study: str) -> dict[str, list[float]]:
-    """Return the training reward's gain of every seed, by the entry's label."""
+def recorded(study: str) -> tuple[dict[str, Any], dict[tuple[str, int], float]]:
+    """Return a study's settings, and the training reward's gain by entry and seed or base."""
     folder = ROOT / "studies" / study
     chosen = YAML(typ="safe", pure=True).load(folder / "params.yaml")
-    runs, by_label = gains_in(read_results(folder / "results.parquet")), {}
+    return chosen, gains_in(read_results(folder / "results.parquet"))
+
+
+def gains(study: str) -> dict[str, list[float]]:
+    """Return the training reward's gain of every seed, by the entry's label."""
+    (chosen, runs), by_label = recorded(study), {}
     for name in chosen["methods"]:
         entry = chosen["entries"].get(name) or {}
         label = entry.get("label") or LABELS[entry.get("method") or name]
@@ -187,10 +192,9 @@ def gains_by_rate() -> list[dict[str, Any]]:
     """Return the training reward's gain on each base of development: method, rate, base, gain."""
     rows = []
     for study in RATES:
-        folder = ROOT / "studies" / study
-        entries = YAML(typ="safe", pure=True).load(folder / "params.yaml")["entries"]
-        for (name, base), gain in gains_in(read_results(folder / "results.parquet")).items():
-            label, rate = entries[name]["label"].rsplit(", ", 1)
+        chosen, runs = recorded(study)
+        for (name, base), gain in runs.items():
+            label, rate = chosen["entries"][name]["label"].rsplit(", ", 1)
             rows.append({"method": label, "rate": float(rate), "base": str(base), "gain": gain})
     return rows
 

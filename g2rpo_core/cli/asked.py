@@ -1,12 +1,16 @@
 """What `g2rpo probe` is asked to measure."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from g2rpo_core.config import Profile
 from g2rpo_core.sampling.settings import SamplingSettings
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -31,3 +35,14 @@ class Asked:
     @property
     def rewards(self) -> str:
         return " + ".join(self.settings.training.rewards)
+
+
+def parse_rising(text: str, number: type[Number], above: int) -> tuple[Number, ...]:
+    """Return rising finite numbers above a bound, as 1,2,4; none if the text is anything else."""
+    try:
+        numbers = tuple(number(word) for word in text.split(","))
+        finite = all(math.isfinite(each) for each in numbers)
+    except (ValueError, OverflowError):  # a whole number may be too large for a float
+        return ()
+    rising = finite and list(numbers) == sorted(set(numbers))
+    return numbers if rising and numbers[0] > above else ()

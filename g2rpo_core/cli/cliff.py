@@ -1,13 +1,12 @@
 """Find the learning rate from which on a run loses a held-out score, for `g2rpo probe --cliff`."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from tqdm import tqdm
 
-from g2rpo_core.cli.asked import Asked
+from g2rpo_core.cli.asked import Asked, parse_rising
 from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
@@ -28,7 +27,11 @@ def find_cliffs(
     the first such one of `training.monitor.rewards`.
     """
     # Check what is asked
-    factors = _parse_factors(times)
+    factors = parse_rising(times, float, above=0)
+    if not factors:
+        raise UserError(
+            f"probe: --rates are rising factors of the rate, as 1,2,4,8 (got {times!r})"
+        )
     if not names or updates < 1 or asked.prompts < 2:
         raise UserError(
             "probe: --cliff needs entries of the profile, as --methods mix_grpo,dance_grpo; "
@@ -88,18 +91,6 @@ def _walk(
         yield from tqdm(found, desc=run.name, total=len(factors), disable=None)
 
 
-def _parse_factors(text: str) -> list[float]:
-    """Return rising factors above 0; UserError for any other text."""
-    try:
-        factors = [float(word) for word in text.split(",")]
-    except ValueError:
-        factors = []
-    fits = all(math.isfinite(each) and each > 0 for each in factors)
-    if not factors or not fits or factors != sorted(set(factors)):
-        raise UserError(f"probe: --rates are rising factors of the rate, as 1,2,4,8 (got {text!r})")
-    return factors
-
-
 def _held_out(run: ResolvedRun) -> str:
     """Return the first monitored reward that an entry is not trained on; UserError without one."""
     training = run.training
@@ -121,7 +112,7 @@ def _print(walk: Walk) -> None:
 
 
 def _conclusion(every: Sequence[Walk], judge: str) -> str:
-    """Say where an entry's cliff is, and which rate is half of it."""
+    """Say where an entry's cliff is, and which rate is a quarter of it."""
     edge, name = cliff(every, judge), every[0].method
     if edge is None:
         return f"{name}: no cliff in {judge} up to {every[-1].rate:.1e}: try higher --rates"

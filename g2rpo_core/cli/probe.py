@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from tqdm import tqdm
 
 from g2rpo_core.algorithm.methods import METHODS
-from g2rpo_core.cli.asked import Asked
+from g2rpo_core.cli.asked import Asked, parse_rising
 from g2rpo_core.cli.cliff import find_cliffs
 from g2rpo_core.cli.options import read_profile
 from g2rpo_core.config import Profile
@@ -81,7 +81,7 @@ def _asked(
     """Check what all measurements are asked, before any model is loaded."""
     name, settings = read_profile(profile, study)
     members = group or settings.training.num_generations
-    tails = _parse_rising(granularities, 1)
+    tails = parse_rising(granularities, int, above=0)
     if not tails or prompts < 1 or members < 2:
         raise UserError(
             "probe: --granularities are rising whole numbers from 1, as 1,2,3; "
@@ -124,7 +124,7 @@ def _measure_gradients(
     """Load everything, and probe the gradients of every step and of the named entries."""
     # Check what is asked
     profile, sampling = asked.settings, asked.sampling
-    chosen = _parse_rising(steps, 0) if steps else tuple(range(sampling.steps - 1))
+    chosen = parse_rising(steps, int, above=-1) if steps else tuple(range(sampling.steps - 1))
     if not chosen or chosen[-1] > sampling.steps - 2:
         raise UserError(
             f"probe: --steps are rising whole numbers from 0 to {sampling.steps - 2}, "
@@ -197,15 +197,6 @@ def _print_gradients(asked: Asked, signals: list[Signal], judge: str | None, as_
             f"{what:12} {tails:6} {numbers} {each.compute:8,.0f} "
             f"{1000 * each.per_compute:10.4f}{cosine}"
         )
-
-
-def _parse_rising(text: str, least: int) -> tuple[int, ...]:
-    """Return rising whole numbers from `least`; none if the text is anything else."""
-    try:
-        numbers = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        return ()
-    return numbers if list(numbers) == sorted(set(numbers)) and numbers[0] >= least else ()
 
 
 def _measure_steps(asked: Asked) -> tuple[list[Step], int]:

@@ -42,6 +42,13 @@ def gains(study: str, method: str, reward: str, steps: int | None = None) -> pd.
     return rows[rows.steps == (steps or rows.steps.iloc[0])].set_index("seed").difference
 
 
+def difference(study: str, comparison: dict) -> pd.Series:
+    """Of a comparison that was named, the one method's gains minus the other's."""
+    reward = comparison.get("reward", "training")
+    one, other = (gains(study, comparison[name], reward) for name in ("method", "against"))
+    return one - other
+
+
 def run_of(study: str, method: str) -> ResolvedRun:
     named = load_study(study)
     return load_profile(profile_path(named.profile), named).run(method)
@@ -107,8 +114,7 @@ def test_preregistered_comparisons_follow_from_the_committed_table(study, holdin
     named = params(study)["comparisons"]
     held = 0
     for one in named:
-        reward = one.get("reward", "training")
-        apart = gains(study, one["method"], reward) - gains(study, one["against"], reward)
+        apart = difference(study, one)
         joint = written(apart, 1 - 0.05 / len(named))
         ends = [
             f"| {joint} | {said} | {(apart > 0).sum()} of {len(apart)} |"
@@ -154,8 +160,7 @@ def test_comparisons_over_bases_hold_by_the_primary_one_and_by_holm(study):
     """
     named, rows, holds = params(study)["comparisons"], [], True
     for one in named:
-        reward = one.get("reward", "training")
-        apart = gains(study, one["method"], reward) - gains(study, one["against"], reward)
+        apart = difference(study, one)
         sides, interval = [(0.0, "two-sided")], written(apart, 0.95)
         if "level" in one:
             sides = [(-one["level"], "greater"), (one["level"], "less")]
@@ -503,8 +508,7 @@ def test_no_primary_comparison_survives_the_correction_for_all_of_them():
     p_values, by_signs = [], []
     for study in OVER_BASES:
         one = next(one for one in params(study)["comparisons"] if one.get("role") == "primary")
-        reward = one.get("reward", "training")
-        apart = gains(study, one["method"], reward) - gains(study, one["against"], reward)
+        apart = difference(study, one)
         p_values.append(stats.ttest_1samp(apart, 0).pvalue)
         by_signs.append(exact(apart))
         numbers = f"{written(apart, 0.95)} | {p_values[-1]:.2g}, {by_signs[-1]:.2g} |"
