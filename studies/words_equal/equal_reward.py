@@ -1,0 +1,71 @@
+"""Compare runs at equal training reward, by what was measured while they trained.
+
+    python -m studies.words_equal.equal_reward
+
+prints the table of the study's README. The end of a run would compare a run that gained much with
+one that gained little.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from g2rpo_core.foundation.texts import echo
+from g2rpo_core.reporting.statistics import sign_flip
+
+HERE = Path(__file__).parent
+REFERENCE, REWARD, JUDGES = "ocr", "heldout_ocr", ("heldout_verifier", "heldout_color")
+
+
+def read_at(reward: np.ndarray, judge: np.ndarray, level: float) -> float:
+    """Return the judge's value where the reward first reaches the level.
+
+    reward, judge: [n], in the order of training, each as a gain over its first value. Between two
+    measurements both are linear. `level` is at most the largest reward.
+    """
+    after = int(np.argmax(reward >= level))
+    if after == 0:
+        return float(judge[0])
+    part = slice(after - 1, after + 1)
+    return float(np.interp(level, reward[part], judge[part]))
+
+
+def at_equal_reward(
+    curves: pd.DataFrame, method: str, against: str, reward: str, judge: str
+) -> pd.DataFrame:
+    """Return, for every base, the level of the reward and how far `method` is above `against`.
+
+    curves: rows of `part` "training", in the order of training. The level is the smaller of the two
+    largest gains in the reward; it is 0 where a run never gains, and so is the difference. Columns:
+    `level`, `difference`; index: the base.
+    """
+    rows = {}
+    for base, of_base in curves.groupby("seed"):
+        gains = []
+        for name in (method, against):
+            values = of_base.loc[of_base.method == name, [reward, judge]].to_numpy(float)
+            gains.append((values - values[0]).T)
+        level = min(gain[0].max() for gain in gains)
+        ours, theirs = (read_at(gain[0], gain[1], level) for gain in gains)
+        rows[base] = {"level": level, "difference": ours - theirs}
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def main() -> None:
+    results = pd.read_parquet(HERE / "results.parquet")
+    curves = results[results.part == "training"]
+    for method in curves.method.unique():
+        if method == REFERENCE:
+            continue
+        for judge in JUDGES:
+            found = at_equal_reward(curves, method, REFERENCE, REWARD, judge)
+            each = ", ".join(f"{value:+.3f}" for value in found.difference)
+            echo(
+                f"{method} {judge}: {found.difference.mean():+.3f} at {found.level.mean():+.3f}, "
+                f"exact p {sign_flip(found.difference):.2g}; {each}"
+            )
+
+
+if __name__ == "__main__":
+    main()
