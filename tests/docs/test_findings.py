@@ -25,9 +25,16 @@ OVER_BASES = (
     "long",
     "words",
     "paper_over_bases",
+    "equal_compute_cliff",
 )
-NUMBERS = {6: "six", 7: "seven", 8: "eight"}
-JUDGES = {"dose": ("hps",), "words": ("ocr",), "paper_over_bases": ("hps", "clip_score")}
+NUMBERS = {6: "six", 7: "seven", 8: "eight", 9: "nine"}
+TRAINED_ON = ("hps", "clip_score")  # also of entries that train on random numbers
+JUDGES = {
+    "dose": ("hps",),
+    "words": ("ocr",),
+    "paper_over_bases": TRAINED_ON,
+    "equal_compute_cliff": TRAINED_ON,
+}
 
 
 def params(study: str) -> dict:
@@ -40,6 +47,11 @@ def gains(study: str, method: str, reward: str, steps: int | None = None) -> pd.
     table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
     rows = table[(table.part == "run") & (table.method == method) & (table.reward == reward)]
     return rows[rows.steps == (steps or rows.steps.iloc[0])].set_index("seed").difference
+
+
+def trained_reward(study: str, method: str) -> pd.Series:
+    """The gain in HPS-v2.1 + CLIP Score, whatever the entry trains on."""
+    return sum(gains(study, method, reward) for reward in TRAINED_ON)
 
 
 def difference(study: str, comparison: dict) -> pd.Series:
@@ -274,6 +286,8 @@ def test_the_compute_of_dance_grpo_is_said_as_it_was():
         ("paper_over_bases", "g2rpo", "mix_grpo", "training", "a primary difference of {}, common"),
         ("paper_over_bases", "match_shared", "match_own", "training", "− own noise of {}, MGAI"),
         ("paper_over_bases", "g2rpo", "g2rpo_no_mgai", "training", "MGAI of {}."),
+        ("equal_compute_cliff", "match", "mix", "training", "a primary difference of {}, with a"),
+        ("equal_compute_cliff", "match", "mix_best", "training", "80 %, and {} to MixGRPO at"),
     ],
 )
 def test_what_a_comparison_could_see(study, method, against, reward, said):
@@ -526,7 +540,7 @@ def test_no_primary_comparison_survives_the_correction_for_all_of_them():
 
 def test_the_papers_comparison_at_both_budgets_and_what_matching_is_made_of():
     study = "paper_over_bases"
-    of = lambda method: gains(study, method, "hps") + gains(study, method, "clip_score")
+    of = lambda method: trained_reward(study, method)
     methods = params(study)["methods"]
     compute = lambda method: total_compute(study, method)
     most = compute("g2rpo")
@@ -546,3 +560,70 @@ def test_the_papers_comparison_at_both_budgets_and_what_matching_is_made_of():
         ((of(method) > 0) & (gains(study, method, "verifier") < 0)).sum() for method in methods
     )
     assert f"In {lost} of the {8 * len(methods)} runs the training reward" in SENTENCES
+
+
+AT_BOTH_RATES = {  # of equal_compute_cliff: at half of the cliff, and at the other rate
+    "awm_shared": "awm_shared_best",
+    "match": "match_before",
+    "stepwise": "stepwise_best",
+    "fast": "fast_best",
+    "awm": "awm_best",
+    "mix": "mix_best",
+    "dance": "dance_best",
+    "diffusion_nft": "nft_best",
+}
+
+
+def test_half_of_the_cliff_is_no_common_measure():
+    study = "equal_compute_cliff"
+    of = {method: trained_reward(study, method) for method in params(study)["methods"]}
+    # Matching counts as better than MixGRPO only if it is above both of its rates
+    assert [exact(of["match"] - of[mix]) < 0.05 for mix in ("mix", "mix_best")] == [True, False]
+    for half, said in (("mix", "ends 0.044 below"), ("stepwise", "Stepwise-Flow-GRPO (−0.041)")):
+        lost = of[AT_BOTH_RATES[half]] - of[half]
+        assert f"{lost.mean():.3f}" in said and said in SENTENCES
+    # The one base on which coarse-only G²RPO collapses
+    coarse = of["g2rpo_coarse"]
+    assert coarse.idxmin() == 45 and f"{coarse.min():.3f} on base 45".replace("-", "−") in SENTENCES
+    assert f"On the seven others here it gains {coarse.drop(45).mean():+.3f}" in SENTENCES
+    # The rank correlations, at half of the cliff and at the best rates of development
+    paths = rate_and_path(study)
+    best = {half: other for half, other in AT_BOTH_RATES.items() if half != "match"}
+    halves = [*AT_BOTH_RATES, "g2rpo_coarse", "leaves"]
+    for methods, by_rate, wide in (
+        (halves, "0.15 at half of the cliff", "0.59 (p 0.074)"),
+        ([best.get(method, method) for method in halves], "0.40 at the best rates", "0.72 (p 0.0"),
+    ):
+        rates, lengths = zip(*(paths[method] for method in methods))
+        means, spreads = zip(*((of[method].mean(), of[method].std()) for method in methods))
+        assert by_rate.startswith(f"{stats.spearmanr(means, rates).statistic:.2f} ")
+        assert wide.startswith(f"{stats.spearmanr(spreads, lengths).statistic:.2f} (p ")
+        assert by_rate in SENTENCES and wide in SENTENCES
+    lost = sum(
+        ((each > 0) & (gains(study, method, "verifier") < 0)).sum() for method, each in of.items()
+    )
+    assert f"In {lost} of the {8 * len(of)} runs the training reward ends above" in SENTENCES
+
+
+def test_gains_at_the_rate_that_the_other_bases_choose():
+    """Of a method's two rates, the one that gains more on the seven other bases."""
+    study, chosen, taken = "equal_compute_cliff", {}, {}
+    for half, other in AT_BOTH_RATES.items():
+        table = pd.DataFrame({each: trained_reward(study, each) for each in (half, other)})
+        picks = {base: table.drop(base).mean().idxmax() for base in table.index}
+        taken[half] = set(picks.values())
+        chosen[half] = pd.Series({base: table.loc[base, pick] for base, pick in picks.items()})
+    assert all(len(picks) == 1 for picks in taken.values())
+    assert (taken["match"], taken["mix"]) == ({"match_before"}, {"mix_best"})
+    lead = chosen["match"] - chosen["mix"]
+    said = f"matching is {written(lead, 0.95)} above it on {(lead > 0).sum()} of 8"
+    assert f"{said} (exact p {exact(lead):.2g})" in SENTENCES
+    leaves = trained_reward(study, "leaves").mean()
+    mean = {method: f"{gained.mean():+.3f}" for method, gained in chosen.items()}
+    assert (
+        f"gains are {mean['awm_shared']} (AWM with common noise), {mean['match']} (matching), "
+        f"{mean['stepwise']} (Stepwise-Flow-GRPO), {leaves:+.3f} (matching on leaves, "
+        f"Flow-GRPO-Fast), {mean['awm']} (AWM), {mean['mix']} (MixGRPO), {mean['dance']} "
+        f"(DanceGRPO) and {mean['diffusion_nft']} (DiffusionNFT)"
+    ) in SENTENCES
+    assert f"{leaves:+.3f}" == mean["fast"]
