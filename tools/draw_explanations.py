@@ -34,6 +34,9 @@ PARTS = {
 }
 OTHER_BUDGETS = ("G²RPO, all NFE", "G²RPO, coarse tails, a tenth")  # of the study `verdict`
 RATES = ("equal_compute_rates", "equal_compute_rates_more", "cliffs")
+HACKED = {"heldout_verifier": "verifier", "heldout_color": "colour"}
+# Of the seven entries of `words_equal`
+ENTRY_COLORS = (BLUE, ORANGE, GREEN, "#a62c6b", "#6b6bd6", "#222222", GREY)
 SEEDS = "A dot is a seed, a bar the mean with its 95 % interval over seeds. Scales differ."
 
 
@@ -223,12 +226,46 @@ def draw_rates() -> alt.FacetChart:
     )
 
 
+def held_out_curves(study: str) -> list[dict[str, Any]]:
+    """Return every entry's held-out gains as it trains, in the mean over bases."""
+    folder = ROOT / "studies" / study
+    entries = YAML(typ="safe", pure=True).load(folder / "params.yaml")["entries"]
+    table = read_results(folder / "results.parquet")
+    curves = table[table.part == "training"].set_index(["method", "seed"])
+    held_out = curves[["heldout_ocr", *HACKED]]
+    gained = held_out - held_out.groupby(level=[0, 1]).transform("first")
+    gained["at"] = gained.groupby(level=[0, 1]).cumcount()
+    return [
+        {"entry": entries[method]["label"], "judge": label, "at": int(at)}
+        | {"reward": float(row.heldout_ocr), "gain": float(row[judge])}
+        for (method, at), row in gained.groupby(["method", "at"], sort=False).mean().iterrows()
+        for judge, label in HACKED.items()
+    ]
+
+
+def draw_equal_reward() -> alt.FacetChart:
+    """Draw what each entry of `words_equal` loses while OCR rises."""
+    rows = held_out_curves("words_equal")
+    labels = list(dict.fromkeys(row["entry"] for row in rows))
+    x = alt.X("reward:Q", title="gain in OCR", axis=alt.Axis(format="+~g", grid=False))
+    y = alt.Y("gain:Q", title="gain", axis=alt.Axis(format="+~g", gridColor="#dddddd"))
+    lines = alt.Chart().mark_line(point=alt.OverlayMarkDef(size=20))
+    color = colors("entry", dict(zip(labels, ENTRY_COLORS, strict=True)))
+    lines = lines.encode(x=x, y=y, color=color, order="at:Q").properties(width=260, height=240)
+    facet = alt.Facet("judge:N", title=None, sort=list(HACKED.values()))
+    chart = lines.facet(facet, columns=2, data=alt.Data(values=rows))
+    return chart.resolve_scale(y="independent").properties(
+        title="What is lost while OCR rises: means over six bases, a dot a measurement"
+    )
+
+
 FIGURES = {
     "noise_std.svg": draw_noise_std,
     "sigmas.svg": draw_sigmas,
     "cost.svg": draw_cost,
     "gains.svg": draw_gains,
     "rates.svg": draw_rates,
+    "equal_reward.svg": draw_equal_reward,
 }
 
 

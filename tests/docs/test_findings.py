@@ -11,6 +11,7 @@ from scipy import optimize, stats
 from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.config.profile import ResolvedRun
+from studies.words_equal.equal_reward import at_equal_reward
 from tests.conftest import ROOT
 
 FINDINGS = "".join(path.read_text() for path in sorted((ROOT / "studies").glob("**/README.md")))
@@ -26,12 +27,14 @@ OVER_BASES = (
     "words",
     "paper_over_bases",
     "equal_compute_cliff",
+    "words_equal",
 )
 NUMBERS = {6: "six", 7: "seven", 8: "eight", 9: "nine"}
 TRAINED_ON = ("hps", "clip_score")  # also of entries that train on random numbers
 JUDGES = {
     "dose": ("hps",),
     "words": ("ocr",),
+    "words_equal": ("ocr",),
     "paper_over_bases": TRAINED_ON,
     "equal_compute_cliff": TRAINED_ON,
 }
@@ -59,6 +62,21 @@ def difference(study: str, comparison: dict) -> pd.Series:
     reward = comparison.get("reward", "training")
     one, other = (gains(study, comparison[name], reward) for name in ("method", "against"))
     return one - other
+
+
+def at_equal_ocr(method: str, judge: str) -> pd.DataFrame:
+    """Of `words_equal`, how far an entry is above OCR alone where both have gained as much."""
+    table = pd.read_parquet(ROOT / "studies" / "words_equal" / "results.parquet")
+    curves = table[table.part == "training"]
+    return at_equal_reward(curves, method, "ocr", "heldout_ocr", f"heldout_{judge}")
+
+
+def primary(study: str) -> pd.Series:
+    """The difference that a study named as its primary one, of every base."""
+    if study == "words_equal":  # not a comparison of runs' ends
+        return at_equal_ocr("ocr_kl", "verifier").difference
+    named = params(study)["comparisons"]
+    return difference(study, next(one for one in named if one.get("role") == "primary"))
 
 
 def run_of(study: str, method: str) -> ResolvedRun:
@@ -521,8 +539,7 @@ def test_no_primary_comparison_survives_the_correction_for_all_of_them():
     table = (ROOT / "studies" / "README.md").read_text()
     p_values, by_signs = [], []
     for study in OVER_BASES:
-        one = next(one for one in params(study)["comparisons"] if one.get("role") == "primary")
-        apart = difference(study, one)
+        apart = primary(study)
         p_values.append(stats.ttest_1samp(apart, 0).pvalue)
         by_signs.append(exact(apart))
         numbers = f"{written(apart, 0.95)} | {p_values[-1]:.2g}, {by_signs[-1]:.2g} |"
@@ -562,6 +579,7 @@ def test_the_papers_comparison_at_both_budgets_and_what_matching_is_made_of():
     assert f"In {lost} of the {8 * len(methods)} runs the training reward" in SENTENCES
 
 
+SEEN_ON_WORDS = ("color", "letters", "clip_score", "hps", "pickscore", "image_reward")
 AT_BOTH_RATES = {  # of equal_compute_cliff: at half of the cliff, and at the other rate
     "awm_shared": "awm_shared_best",
     "match": "match_before",
@@ -627,3 +645,43 @@ def test_gains_at_the_rate_that_the_other_bases_choose():
         f"(DanceGRPO) and {mean['diffusion_nft']} (DiffusionNFT)"
     ) in SENTENCES
     assert f"{leaves:+.3f}" == mean["fast"]
+
+
+def test_the_lora_takes_half_of_the_largest_rate_as_it_has_no_cliff():
+    study = "words_lora_rates"
+    entries = params(study)["entries"]
+    rates = [entry["training"]["learning_rate"] for entry in entries.values()]
+    taken = params("words_equal")["entries"]["ocr_lora"]["training"]["learning_rate"]
+    for label, reward in (("OCR", "ocr"), ("colour", "color"), ("verifier", "verifier")):
+        gained = [float(gains(study, entry, reward).iloc[0]) for entry in entries]
+        cells = [f"{gain:+.3f}".replace("-", "−") for gain in gained]
+        if reward == "ocr":
+            assert gained[-1] > 0 and taken == rates[-1] / 2
+            cells[rates.index(taken)] = f"**{cells[rates.index(taken)]}**"
+        assert f"| {label} | {' | '.join(cells)} |" in FINDINGS
+
+
+def test_runs_are_compared_at_equal_ocr():
+    """Every entry of `words_equal` against OCR alone, where both have gained as much in OCR."""
+    study, holding = "words_equal", []
+    entries = params(study)["entries"]
+    label = lambda method: entries[method]["label"]
+    for method in params(study)["methods"]:
+        gained = [f"{gains(study, method, judge).mean():+.3f}" for judge in SEEN_ON_WORDS]
+        each = ", ".join(f"{gain:+.3f}" for gain in gains(study, method, "color"))
+        row = f"| {label(method)} | {' | '.join(gained)} | {each} |"
+        assert row.replace("-", "−") in FINDINGS
+        if method == "ocr":
+            continue
+        verifier, colour = (at_equal_ocr(method, judge) for judge in ("verifier", "color"))
+        level = f"{verifier.level.mean():+.3f}"
+        p = stats.ttest_1samp(verifier.difference, 0).pvalue
+        cells = [f"{written(verifier.difference, 0.95)} | {p:.2g}"]
+        cells += [written(colour.difference, 0.95)]
+        tests = [
+            f"{exact(each):.2g} | {(each > 0).sum()} of {len(each)}"
+            for each in (verifier.difference, colour.difference)
+        ]
+        named = f"{label(method)} − {label('ocr')}{', primary' if method == 'ocr_kl' else ''}"
+        row = f"| {named} | {level} | {cells[0]} | {tests[0]} | {cells[1]} | {tests[1]} |"
+        assert row in FINDINGS

@@ -25,6 +25,7 @@ OWN = {
     "dose": {"reward.py"},
     "paper_over_bases": {"reward.py"},
     "words": {"judges.py"},
+    "words_equal": {"equal_reward.py"},
     "choices": PROBED,
     "marks_choices": PROBED,
     "equal_compute": PROBED,
