@@ -34,7 +34,7 @@ PARTS = {
 }
 OTHER_BUDGETS = ("G²RPO, all NFE", "G²RPO, coarse tails, a tenth")  # of the study `verdict`
 RATES = ("equal_compute_rates", "equal_compute_rates_more", "cliffs")
-HACKED = {"heldout_verifier": "verifier", "heldout_color": "colour"}
+HACKED = {"heldout_verifier": "gain in the verifier", "heldout_color": "gain in colour"}
 # Of the seven entries of `words_equal`
 ENTRY_COLORS = (BLUE, ORANGE, GREEN, "#a62c6b", "#6b6bd6", "#222222", GREY)
 SEEDS = "A dot is a seed, a bar the mean with its 95 % interval over seeds. Scales differ."
@@ -247,11 +247,12 @@ def draw_equal_reward() -> alt.FacetChart:
     """Draw what each entry of `words_equal` loses while OCR rises."""
     rows = held_out_curves("words_equal")
     labels = list(dict.fromkeys(row["entry"] for row in rows))
-    x = alt.X("reward:Q", title="gain in OCR", axis=alt.Axis(format="+~g", grid=False))
-    y = alt.Y("gain:Q", title="gain", axis=alt.Axis(format="+~g", gridColor="#dddddd"))
+    x = alt.X("reward:Q", title="gain in OCR")
+    x.axis = alt.Axis(values=[-0.05, 0, 0.05], format="+~g", grid=False)
+    y = alt.Y("gain:Q", title=None, axis=alt.Axis(format="+~g", gridColor="#dddddd"))
     lines = alt.Chart().mark_line(point=alt.OverlayMarkDef(size=20))
     color = colors("entry", dict(zip(labels, ENTRY_COLORS, strict=True)))
-    lines = lines.encode(x=x, y=y, color=color, order="at:Q").properties(width=260, height=240)
+    lines = lines.encode(x=x, y=y, color=color, order="at:Q").properties(width=250, height=230)
     facet = alt.Facet("judge:N", title=None, sort=list(HACKED.values()))
     chart = lines.facet(facet, columns=2, data=alt.Data(values=rows))
     return chart.resolve_scale(y="independent").properties(

@@ -306,11 +306,13 @@ def test_the_compute_of_dance_grpo_is_said_as_it_was():
         ("paper_over_bases", "g2rpo", "g2rpo_no_mgai", "training", "MGAI of {}."),
         ("equal_compute_cliff", "match", "mix", "training", "a primary difference of {}, with a"),
         ("equal_compute_cliff", "match", "mix_best", "training", "80 %, and {} to MixGRPO at"),
+        ("words_equal", "ocr_kl", "ocr", None, "a primary difference of {}, with a power"),
     ],
 )
 def test_what_a_comparison_could_see(study, method, against, reward, said):
     """The difference that Student's t finds at 5 % with a power of 80 %, at the deviation seen."""
-    apart = gains(study, method, reward) - gains(study, against, reward)
+    named = {"method": method, "against": against, "reward": reward}
+    apart = difference(study, named) if reward else primary(study)
     count, unit = len(apart), apart.std() / len(apart) ** 0.5
     least = stats.t.ppf(0.975, count - 1)
     power = lambda difference: stats.nct.sf(least, count - 1, difference / unit)
@@ -663,7 +665,7 @@ def test_the_lora_takes_half_of_the_largest_rate_as_it_has_no_cliff():
 
 def test_runs_are_compared_at_equal_ocr():
     """Every entry of `words_equal` against OCR alone, where both have gained as much in OCR."""
-    study, holding = "words_equal", []
+    study = "words_equal"
     entries = params(study)["entries"]
     label = lambda method: entries[method]["label"]
     for method in params(study)["methods"]:
@@ -685,3 +687,24 @@ def test_runs_are_compared_at_equal_ocr():
         named = f"{label(method)} − {label('ocr')}{', primary' if method == 'ocr_kl' else ''}"
         row = f"| {named} | {level} | {cells[0]} | {tests[0]} | {cells[1]} | {tests[1]} |"
         assert row in FINDINGS
+
+
+def test_a_kl_keeps_what_training_on_ocr_alone_loses():
+    """The primary comparison of `words_equal`, and how a run on OCR alone goes."""
+    study, apart = "words_equal", primary("words_equal")
+    assert exact(apart) < 0.05 and (apart > 0).all()
+    for page in ("studies/words_equal/README.md", "docs/howto/choose.md", "studies/README.md"):
+        text = " ".join((ROOT / page).read_text().split())
+        assert written(apart, 0.95) in text and f"exact p {exact(apart):.2g}" in text
+    ends = gains(study, "ocr_kl", "verifier") - gains(study, "ocr", "verifier")
+    assert f"the verifier with the KL is {ends.mean():+.3f} above OCR alone" in SENTENCES
+    table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
+    alone = table[(table.part == "training") & (table.method == "ocr")]
+    held_out = alone.set_index("seed")[["heldout_ocr", "heldout_verifier", "heldout_color"]]
+    gained = held_out - held_out.groupby("seed").transform("first")
+    measured = {base: of_base.to_numpy() for base, of_base in gained.groupby("seed")}
+    assert alone.iteration.iloc[1] == 27 and all(
+        (each[1, :2] < 0).all() for each in measured.values()
+    )
+    middle = [each[:5, 2].min() < 0.7 * each[:, 2].min() for each in measured.values()]
+    assert sum(middle) >= 5 and sum(each[-1, 2] > -0.01 for each in measured.values()) == 1
