@@ -24,7 +24,7 @@ def compared(first: list[tuple[float, float]], second: list[tuple[float, float]]
     return table.loc[3]
 
 
-def test_a_value_is_read_between_two_measurements_where_the_reward_first_reaches_the_level():
+def test_a_value_is_read_where_the_reward_first_reaches_the_level():
     reward, judge = np.array([0.0, 0.1, 0.3, 0.2, 0.4]), np.array([0.0, -1.0, -2.0, 7.0, 9.0])
     assert read_at(reward, judge, 0.0) == 0
     assert read_at(reward, judge, 0.1) == -1
