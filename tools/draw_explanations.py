@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 import altair as alt
+import pandas as pd
 import torch
 from ruamel.yaml import YAML
 
@@ -126,16 +127,17 @@ def draw_cost() -> alt.LayerChart:
     )
 
 
-def recorded(study: str) -> tuple[dict[str, Any], dict[tuple[str, int], float]]:
-    """Return a study's settings, and the training reward's gain by entry and seed or base."""
+def recorded(study: str) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Return a study's settings and its table of results."""
     folder = ROOT / "studies" / study
     chosen = YAML(typ="safe", pure=True).load(folder / "params.yaml")
-    return chosen, gains_in(read_results(folder / "results.parquet"))
+    return chosen, read_results(folder / "results.parquet")
 
 
 def gains(study: str) -> dict[str, list[float]]:
     """Return the training reward's gain of every seed, by the entry's label."""
-    (chosen, runs), by_label = recorded(study), {}
+    chosen, table = recorded(study)
+    runs, by_label = gains_in(table), {}
     for name in chosen["methods"]:
         entry = chosen["entries"].get(name) or {}
         label = entry.get("label") or LABELS[entry.get("method") or name]
@@ -195,8 +197,8 @@ def gains_by_rate() -> list[dict[str, Any]]:
     """Return the training reward's gain on each base of development: method, rate, base, gain."""
     rows = []
     for study in RATES:
-        chosen, runs = recorded(study)
-        for (name, base), gain in runs.items():
+        chosen, table = recorded(study)
+        for (name, base), gain in gains_in(table).items():
             label, rate = chosen["entries"][name]["label"].rsplit(", ", 1)
             rows.append({"method": label, "rate": float(rate), "base": str(base), "gain": gain})
     return rows
@@ -228,15 +230,13 @@ def draw_rates() -> alt.FacetChart:
 
 def held_out_curves(study: str) -> list[dict[str, Any]]:
     """Return every entry's held-out gains as it trains, in the mean over bases."""
-    folder = ROOT / "studies" / study
-    entries = YAML(typ="safe", pure=True).load(folder / "params.yaml")["entries"]
-    table = read_results(folder / "results.parquet")
+    chosen, table = recorded(study)
     curves = table[table.part == "training"].set_index(["method", "seed"])
     held_out = curves[["heldout_ocr", *HACKED]]
     gained = held_out - held_out.groupby(level=[0, 1]).transform("first")
     gained["at"] = gained.groupby(level=[0, 1]).cumcount()
     return [
-        {"entry": entries[method]["label"], "judge": label, "at": int(at)}
+        {"entry": chosen["entries"][method]["label"], "judge": label, "at": int(at)}
         | {"reward": float(row.heldout_ocr), "gain": float(row[judge])}
         for (method, at), row in gained.groupby(["method", "at"], sort=False).mean().iterrows()
         for judge, label in HACKED.items()

@@ -2,8 +2,8 @@
 
     python -m studies.words_equal.equal_reward
 
-prints the table of the study's README. The end of a run would compare a run that gained much with
-one that gained little.
+prints the rows of the table at equal OCR in the study's README. The end of a run would compare a
+run that gained much with one that gained little.
 """
 
 from pathlib import Path
@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 
 from g2rpo_core.foundation.texts import echo
-from g2rpo_core.reporting.statistics import sign_flip
+from g2rpo_core.reporting.statistics import sign_flip, spread, student
 
 HERE = Path(__file__).parent
 REFERENCE, REWARD, JUDGES = "ocr", "heldout_ocr", ("heldout_verifier", "heldout_color")
+ROW = "{} | {:+.3f} | {difference:+.3f} [{low:+.3f}, {high:+.3f}] | {:.2g} | {:.2g} | {} of {}"
 
 
 def read_at(reward: np.ndarray, judge: np.ndarray, level: float) -> float:
@@ -60,11 +61,10 @@ def main() -> None:
             continue
         for judge in JUDGES:
             found = at_equal_reward(curves, method, REFERENCE, REWARD, judge)
-            each = ", ".join(f"{value:+.3f}" for value in found.difference)
-            echo(
-                f"{method} {judge}: {found.difference.mean():+.3f} at {found.level.mean():+.3f}, "
-                f"exact p {sign_flip(found.difference):.2g}; {each}"
-            )
+            apart = found.difference
+            tests = student(apart), sign_flip(apart), (apart > 0).sum(), len(apart)
+            named = f"{method} − {REFERENCE}, {judge.removeprefix('heldout_')}"
+            echo(ROW.format(named, found.level.mean(), *tests, **spread(apart)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 
 import pandas as pd
 import pytest
@@ -45,9 +46,15 @@ def params(study: str) -> dict:
     return YAML(typ="safe").load(ROOT / "studies" / study / "params.yaml")
 
 
+@cache
+def results(study: str) -> pd.DataFrame:
+    """Return a study's committed table, read once: callers leave it as it is."""
+    return pd.read_parquet(ROOT / "studies" / study / "results.parquet")
+
+
 def gains(study: str, method: str, reward: str, steps: int | None = None) -> pd.Series:
     """The gain over the base of every seed, at the study's first number of steps or at another."""
-    table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
+    table = results(study)
     rows = table[(table.part == "run") & (table.method == method) & (table.reward == reward)]
     return rows[rows.steps == (steps or rows.steps.iloc[0])].set_index("seed").difference
 
@@ -55,6 +62,14 @@ def gains(study: str, method: str, reward: str, steps: int | None = None) -> pd.
 def trained_reward(study: str, method: str) -> pd.Series:
     """The gain in HPS-v2.1 + CLIP Score, whatever the entry trains on."""
     return sum(gains(study, method, reward) for reward in TRAINED_ON)
+
+
+def higher_with_a_lower_verifier(study: str) -> int:
+    """In how many runs the trained reward ends above the base and the verifier below it."""
+    return sum(
+        ((trained_reward(study, method) > 0) & (gains(study, method, "verifier") < 0)).sum()
+        for method in params(study)["methods"]
+    )
 
 
 def difference(study: str, comparison: dict) -> pd.Series:
@@ -66,7 +81,7 @@ def difference(study: str, comparison: dict) -> pd.Series:
 
 def at_equal_ocr(method: str, judge: str) -> pd.DataFrame:
     """Of `words_equal`, how far an entry is above OCR alone where both have gained as much."""
-    table = pd.read_parquet(ROOT / "studies" / "words_equal" / "results.parquet")
+    table = results("words_equal")
     curves = table[table.part == "training"]
     return at_equal_reward(curves, method, "ocr", "heldout_ocr", f"heldout_{judge}")
 
@@ -89,7 +104,7 @@ def total_compute(study: str, method: str) -> float:
 
     For methods without velocities of the base or of an old policy.
     """
-    table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
+    table = results(study)
     records = table[(table.part == "training") & (table.method == method)]
     last = records.groupby("seed").last()
     images = cost_of_prompt(run_of(study, method)).images
@@ -162,7 +177,7 @@ def test_preregistered_comparisons_follow_from_the_committed_table(study, holdin
 
 @pytest.mark.parametrize("study", ["verdict", "marks", "marks_late", "families", *OVER_BASES])
 def test_a_methods_row_has_its_cost_seconds_and_gains(study):
-    table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
+    table = results(study)
     seconds = json.loads((ROOT / "studies" / study / "seconds.json").read_text())
     last = table[table.part == "training"].groupby(["method", "seed"]).last().reset_index()
     paths = rate_and_path(study) if study in OVER_BASES else {}
@@ -261,7 +276,7 @@ def test_rates_order_the_methods_of_one_task_and_not_of_the_other():
 def test_runs_that_raise_the_reward_and_lose_the_verifier_are_counted():
     counts = {}
     for study in ("equal_compute", "equal_compute_marks"):
-        table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
+        table = results(study)
         runs = table[(table.part == "run") & (table.method != "base")]
         reward, verifier = (
             runs[runs.reward == name].set_index(["method", "seed"])
@@ -575,13 +590,10 @@ def test_the_papers_comparison_at_both_budgets_and_what_matching_is_made_of():
         assert (of(method) < 0).all() and written(of(method), 0.95) in SENTENCES
     lower = (of("coarse_placebo") < of("match_placebo")).sum()
     assert f"coarse-only G²RPO lower than matching (on {lower} of 8)" in SENTENCES
-    lost = sum(
-        ((of(method) > 0) & (gains(study, method, "verifier") < 0)).sum() for method in methods
-    )
+    lost = higher_with_a_lower_verifier(study)
     assert f"In {lost} of the {8 * len(methods)} runs the training reward" in SENTENCES
 
 
-SEEN_ON_WORDS = ("color", "letters", "clip_score", "hps", "pickscore", "image_reward")
 AT_BOTH_RATES = {  # of equal_compute_cliff: at half of the cliff, and at the other rate
     "awm_shared": "awm_shared_best",
     "match": "match_before",
@@ -619,9 +631,7 @@ def test_half_of_the_cliff_is_no_common_measure():
         assert by_rate.startswith(f"{stats.spearmanr(means, rates).statistic:.2f} ")
         assert wide.startswith(f"{stats.spearmanr(spreads, lengths).statistic:.2f} (p ")
         assert by_rate in SENTENCES and wide in SENTENCES
-    lost = sum(
-        ((each > 0) & (gains(study, method, "verifier") < 0)).sum() for method, each in of.items()
-    )
+    lost = higher_with_a_lower_verifier(study)
     assert f"In {lost} of the {8 * len(of)} runs the training reward ends above" in SENTENCES
 
 
@@ -663,6 +673,9 @@ def test_the_lora_takes_half_of_the_largest_rate_as_it_has_no_cliff():
         assert f"| {label} | {' | '.join(cells)} |" in FINDINGS
 
 
+SEEN_ON_WORDS = ("color", "letters", "clip_score", "hps", "pickscore", "image_reward")
+
+
 def test_runs_are_compared_at_equal_ocr():
     """Every entry of `words_equal` against OCR alone, where both have gained as much in OCR."""
     study = "words_equal"
@@ -675,18 +688,16 @@ def test_runs_are_compared_at_equal_ocr():
         assert row.replace("-", "−") in FINDINGS
         if method == "ocr":
             continue
-        verifier, colour = (at_equal_ocr(method, judge) for judge in ("verifier", "color"))
-        level = f"{verifier.level.mean():+.3f}"
-        p = stats.ttest_1samp(verifier.difference, 0).pvalue
-        cells = [f"{written(verifier.difference, 0.95)} | {p:.2g}"]
-        cells += [written(colour.difference, 0.95)]
-        tests = [
-            f"{exact(each):.2g} | {(each > 0).sum()} of {len(each)}"
-            for each in (verifier.difference, colour.difference)
-        ]
+        level = f"{at_equal_ocr(method, 'verifier').level.mean():+.3f}"
         named = f"{label(method)} − {label('ocr')}{', primary' if method == 'ocr_kl' else ''}"
-        row = f"| {named} | {level} | {cells[0]} | {tests[0]} | {cells[1]} | {tests[1]} |"
-        assert row in FINDINGS
+        cells = [named, level]
+        for judge in ("verifier", "color"):
+            apart = at_equal_ocr(method, judge).difference
+            cells.append(written(apart, 0.95))
+            if judge == "verifier":
+                cells.append(f"{stats.ttest_1samp(apart, 0).pvalue:.2g}")
+            cells += [f"{exact(apart):.2g}", f"{(apart > 0).sum()} of {len(apart)}"]
+        assert f"| {' | '.join(cells)} |" in FINDINGS
 
 
 def test_a_kl_keeps_what_training_on_ocr_alone_loses():
@@ -698,7 +709,7 @@ def test_a_kl_keeps_what_training_on_ocr_alone_loses():
         assert written(apart, 0.95) in text and f"exact p {exact(apart):.2g}" in text
     ends = gains(study, "ocr_kl", "verifier") - gains(study, "ocr", "verifier")
     assert f"the verifier with the KL is {ends.mean():+.3f} above OCR alone" in SENTENCES
-    table = pd.read_parquet(ROOT / "studies" / study / "results.parquet")
+    table = results(study)
     alone = table[(table.part == "training") & (table.method == "ocr")]
     held_out = alone.set_index("seed")[["heldout_ocr", "heldout_verifier", "heldout_color"]]
     gained = held_out - held_out.groupby("seed").transform("first")
