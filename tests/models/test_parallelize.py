@@ -27,12 +27,13 @@ def ends(models, embeddings_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     (folder / "models").symlink_to(models)
     (folder / "embeddings").symlink_to(embeddings_folder)
-    words = (f"{mode}-{size}" for mode, size in RUNS)
-    done = run_module("tests.fixtures.killed", folder, *words, OMP_NUM_THREADS="1")
+    runs = [f"{mode}-{size}" for mode, size in RUNS]
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    done = run_module("tests.fixtures.killed", folder, *runs, **settings)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [attempt["ended"] for attempt in json.loads(done.stdout.splitlines()[-1])] == [
-        [0]
-    ] * len(RUNS), done.stderr[-2000:]
+    log = json.loads(done.stdout.splitlines()[-1])
+    failed = [(run, each["ended"]) for run, each in zip(runs, log) if each["ended"] != [0]]
+    assert not failed, done.stderr[-2000:]
     ends = {
         (mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True)
         for mode, size in RUNS
