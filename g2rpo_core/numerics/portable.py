@@ -124,7 +124,7 @@ def _function(of_numpy: np.ufunc, dtypes: tuple, before: Any, in_place: bool = F
         if x.dtype not in dtypes:
             return before.call_boxed(keys, x)
         out = x if in_place else torch.empty_like(x)
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(all="ignore"):  # as torch, which does not warn of inf and nan
             of_numpy(_array(x), out=_array(out))
         return out
 
@@ -135,7 +135,8 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Multiply [..., m, k] by [..., k, n] on the CPU, float32 or float64, by numpy."""
     out = a.new_empty((*a.shape[:-1], b.shape[-1]))
     if out.numel():
-        np.matmul(_array(a), _array(b), out=_array(out))
+        with np.errstate(all="ignore"):
+            np.matmul(_array(a), _array(b), out=_array(out))
     return out
 
 

@@ -83,6 +83,12 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(lambda a: (a.square() + 1).sqrt(), (a,))
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_overflows_is_inf_or_nan_and_no_warning():
+    large = torch.full((2, 2), 1e38)
+    assert (large @ large).isinf().all() and (large * 100 @ torch.zeros(2, 2)).isnan().all()
+
+
 def test_square_roots_are_the_nearest_numbers():
     x = random(1003).abs().float()
     exact = x.double().numpy() ** 0.5
