@@ -16,6 +16,9 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.algorithm.methods import LABELS
 from g2rpo_core.config import Profile, load_profile
+from g2rpo_core.estimate.cards import CARDS
+from g2rpo_core.estimate.machines import Machines
+from g2rpo_core.estimate.plan import Work
 from g2rpo_core.reporting import charts
 from g2rpo_core.reporting.recorded import gains_in, read_results
 from g2rpo_core.reporting.statistics import spread
@@ -98,13 +101,18 @@ def draw_sigmas() -> alt.Chart:
     return draw_curves("sigma", series)
 
 
-def costs(profile: Profile, entry: str) -> tuple[int, int, int]:
-    """Count a prompt's forward evaluations: of the group, of members before tails, in tails."""
-    run, group = profile.run(entry), profile.training.num_generations
-    tree = run.method.tree.build(run.sampling.steps)
-    once = sum(1 for node in tree.nodes if not node.splits)
-    tails = sum(group for node in tree.nodes if node.splits and node.tail)
-    return once, tree.num_forward_evals(group) - once - tails, tails
+def costs(profile: Profile, entry: str) -> list[float]:
+    """Count a prompt's forward evaluations, in the mean over a run's trees.
+
+    Those of the group, of members before tails, and in tails.
+    """
+    work = Work(profile, entry, Machines(1, CARDS["h200"].memory), None)
+    counts = []
+    for tree in work.trees:
+        once = sum(1 for node in tree.nodes if not node.splits)
+        tails = sum(work.group for node in tree.nodes if node.splits and node.tail)
+        counts.append((once, tree.num_forward_evals(work.group) - once - tails, tails))
+    return [mean(part) for part in zip(*counts)]
 
 
 def draw_cost() -> alt.LayerChart:
@@ -118,13 +126,13 @@ def draw_cost() -> alt.LayerChart:
         for number, (part, count) in enumerate(zip(PARTS, counts))
     ]
     totals = [{"method": method, "count": sum(counts)} for method, counts in entries.items()]
-    title = f"forward evaluations a prompt, G = {profile.training.num_generations}"
+    title = f"forward evaluations a prompt, mean of a run, G = {profile.training.num_generations}"
     x, y = alt.X("count:Q", title=title, axis=alt.Axis(grid=False)), names("method", entries)
     bars = data(rows).mark_bar().encode(x=x, y=y, color=colors("part", PARTS), order="order:Q")
     text = data(totals).mark_text(align="left", dx=5)
-    return alt.layer(bars, text.encode(x=x, y=y, text=alt.Text("count:Q", format=","))).properties(
-        width=WIDTH
-    )
+    return alt.layer(
+        bars, text.encode(x=x, y=y, text=alt.Text("count:Q", format=",.0f"))
+    ).properties(width=WIDTH)
 
 
 def recorded(study: str) -> tuple[dict[str, Any], pd.DataFrame]:

@@ -1,30 +1,51 @@
 """docs/howto/choose.md has the costs of the methods' own trees and objectives."""
 
+import shutil
+from math import floor
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
 from g2rpo_core.config import load_profile
 from g2rpo_core.config.costs import cost_of_prompt
+from g2rpo_core.config.profile import Profile
 from g2rpo_core.estimate.cards import CARDS, rate_of
 from g2rpo_core.estimate.machines import Machines
-from g2rpo_core.estimate.plan import make_plan
+from g2rpo_core.estimate.plan import Work, make_plan
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "howto" / "choose.md").read_text()
+WORDS = " ".join(PAGE.split())
+FLUX, SD35 = "flux_hps_clip", "sd35_medium_hps_clip"
+
+
+def profile_of(folder: Path, extends: str, **sections) -> Profile:
+    """Return a profile that extends one of the project's."""
+    shutil.copytree(ROOT / "profiles", folder, dirs_exist_ok=True)
+    YAML().dump({"extends": extends, **sections}, folder / "own.yaml")
+    return load_profile(folder / "own.yaml")
+
+
+def compute_of_prompt(profile: Profile, name: str) -> float:
+    """Return the planned total compute of a prompt, in the mean over a run."""
+    return make_plan(profile, name, Machines(1, CARDS["h200"].memory)).compute_per_prompt
 
 
 def test_the_table_of_costs_is_that_of_flux_profiles_methods():
-    profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
+    profile = load_profile(ROOT / "profiles" / f"{FLUX}.yaml")
     for name in profile.methods:
-        cost = cost_of_prompt(profile.run(name))
-        numbers = (cost.evaluations, cost.trained, cost.others, cost.images, round(cost.total))
+        cost, total = cost_of_prompt(profile.run(name)), compute_of_prompt(profile, name)
+        rollout = total - cost._replace(evaluations=0).total
+        counts = (rollout, cost.trained, cost.others, cost.images, total)
+        numbers = [floor(count + 0.5) for count in counts]  # a half is rounded up
         assert f"| `{name}` | {' | '.join(f'{number:,}' for number in numbers)} |" in PAGE
 
 
-WORDS = " ".join(PAGE.split())
-
-
 def test_what_300_iterations_cost_is_what_the_table_of_costs_gives():
-    profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
+    profile = load_profile(ROOT / "profiles" / f"{FLUX}.yaml")
     millions = [
-        f"{cost_of_prompt(profile.run(name)).total * 16 * 300 / 1e6:.1f}"
+        f"{compute_of_prompt(profile, name) * 16 * 300 / 1e6:.1f}"
         for name in ("g2rpo", "g2rpo_no_mgai", "dance_grpo", "mix_grpo")
     ]
     said = (
@@ -34,9 +55,68 @@ def test_what_300_iterations_cost_is_what_the_table_of_costs_gives():
     assert said.format(*millions) in WORDS
 
 
+@pytest.mark.parametrize(
+    ("extends", "entry", "prompts", "epochs", "row"),
+    [
+        (FLUX, "g2rpo", 16, 300, "G²RPO | FLUX.1-dev | HPS |"),
+        (FLUX, "g2rpo", 16, 300, "G²RPO | FLUX.1-dev | HPS + CLIP |"),
+        (FLUX, "dance_grpo", 16, 200, "DanceGRPO | FLUX.1-dev | HPS |"),
+        (FLUX, "mix_grpo", 32, 300, "MixGRPO | FLUX.1-dev |"),
+        (FLUX, "e_grpo", 8, 300, "E-GRPO | FLUX.1-dev |"),
+        (SD35, "flow_grpo_own", 48, 2500, "Flow-GRPO | SD3.5-M | GenEval |"),
+        (SD35, "flow_grpo_own", 48, 1000, "Flow-GRPO | SD3.5-M | OCR |"),
+        (SD35, "nft", 48, 1000, "DiffusionNFT | SD3.5-M, no guidance | GenEval |"),
+        (SD35, "nft", 48, 75, "DiffusionNFT | SD3.5-M, no guidance | OCR |"),
+    ],
+)
+def test_planned_compute_is_that_of_published_settings(
+    tmp_path, extends, entry, prompts, epochs, row
+):
+    """prompts: of an epoch. An epoch may have two optimizer steps, which papers call iterations."""
+    own = {"sampling": {"steps": 10, "guidance": 1.0}, "training": {"num_generations": 24}}
+    added = {"e_grpo": {}, "nft": {"method": "diffusion_nft", **own}}
+    methods = {name: added[name] for name in added if name == entry}
+    profile = profile_of(tmp_path, extends, methods=methods)
+    millions = compute_of_prompt(profile, entry) * prompts * epochs / 1e6
+    said = f"{millions:.0f}" if millions > 100 else f"{millions:.1f}"
+    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {row}"))
+    assert line.split(" | ")[6].removeprefix("≤ ") == said
+
+
+def test_a_forward_of_sd35_is_a_small_part_of_one_of_flux():
+    flux, sd35 = (
+        Work(load_profile(ROOT / "profiles" / f"{name}.yaml"), "g2rpo", Machines(1, 139), None)
+        for name in (FLUX, SD35)
+    )
+    share = sd35.flops(training=False) / flux.flops(training=False)
+    assert f"has {share:.0%} of the operations".replace("%", " %") in WORDS
+
+
+def test_published_loops_took_about_three_times_the_plan(tmp_path):
+    """On H100, without compiled blocks: hours of 200 iterations on 16, seconds of one on 32."""
+    at_25_steps = {"sampling": {"steps": 25}, "training": {"prompts_per_iteration": 32}}
+    profile = profile_of(
+        tmp_path,
+        FLUX,
+        methods={
+            "dance_grpo": {"training": {"iterations": 200}},
+            "mix_of_32": {"method": "mix_grpo", **at_25_steps},
+            "dance_of_32": {"method": "dance_grpo", **at_25_steps},
+        },
+    )
+    plan = lambda name, gpus: make_plan(
+        profile, name, Machines(gpus, CARDS["h100"].memory), None, rate_of("h100", False)
+    )
+    hours = plan("dance_grpo", 16).gpu_hours
+    seconds = [plan(name, 32).seconds_per_iteration for name in ("mix_of_32", "dance_of_32")]
+    assert f"up to {16 * 12} GPU-hours on H800, and are {hours:.0f} on H100" in WORDS
+    assert f"291 s; the plan has {seconds[0]:.0f} and {seconds[1]:.0f}." in WORDS
+    assert all(2.5 < ratio < 3.5 for ratio in (16 * 12 / hours, 149 / seconds[0], 291 / seconds[1]))
+
+
 def test_what_a_replication_costs_is_what_the_planner_says():
     """On 8 H100; twelve runs are three seeds of four methods."""
-    profile = load_profile(ROOT / "profiles" / "sd35_medium_hps_clip.yaml")
+    profile = load_profile(ROOT / "profiles" / f"{SD35}.yaml")
     rate = rate_of("h100", profile.training.parallel.compile)
     machines = Machines(8, CARDS["h100"].memory)
     hours = [

@@ -231,7 +231,7 @@ def test_the_diagram_of_the_architecture_has_the_shapes_of_the_paper_setting():
     images = prompts * branches * tails * group
     whole = " ".join(drawing("architecture.svg")[0])
     for shape in (
-        f"{sum(draw_explanations.costs(profile, 'g2rpo')):,} calls a prompt",
+        f"{sum(draw_explanations.costs(profile, 'g2rpo')):,.0f} calls a prompt",
         f"{prompts}·{branches}·{tails}·{group} = {images:,} an iteration",
         f"[{len(run.training.rewards)}, {prompts}, {branches}, {tails}, {group}]",
         f"[{prompts}, {branches}, {group}], in ±{run.training.adv_clip_max:g}",
