@@ -297,9 +297,10 @@ def how_judged(preregistered: Sequence[Line], unit: str) -> str:
     if not preregistered:
         return ""
     staged = any(line.role == "primary" for line in preregistered)
-    exact = {line.test for line in preregistered} == {"exact"}
+    tests = {line.test for line in preregistered}
+    exact = tests == {"exact"}
     by = "the exact test, by sign flips" if exact else f"Student's t over {unit}s"
-    if len({line.test for line in preregistered}) > 1:
+    if len(tests) > 1:
         by += ", or by the exact test where a comparison names it"
     if not staged:
         return (
