@@ -1,11 +1,8 @@
 """docs/howto/choose.md has the costs of the methods' own trees and objectives."""
 
-import shutil
 from math import floor
-from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from g2rpo_core.config import load_profile
 from g2rpo_core.config.costs import cost_of_prompt
@@ -20,32 +17,30 @@ WORDS = " ".join(PAGE.split())
 FLUX, SD35 = "flux_hps_clip", "sd35_medium_hps_clip"
 
 
-def profile_of(folder: Path, extends: str, **sections) -> Profile:
-    """Return a profile that extends one of the project's."""
-    shutil.copytree(ROOT / "profiles", folder, dirs_exist_ok=True)
-    YAML().dump({"extends": extends, **sections}, folder / "own.yaml")
-    return load_profile(folder / "own.yaml")
+def profile_of(name: str, **entries: dict) -> Profile:
+    """Return a profile, with more entries."""
+    profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
+    return profile.changed(methods={**profile.methods, **entries})
 
 
-def compute_of_prompt(profile: Profile, name: str) -> float:
-    """Return the planned total compute of a prompt, in the mean over a run."""
-    return make_plan(profile, name, Machines(1, CARDS["h200"].memory)).compute_per_prompt
+def work_of(profile: Profile, name: str) -> Work:
+    """Return what the planner counts; its evaluations and compute are means over a run."""
+    return Work(profile, name, Machines(1, CARDS["h200"].memory), None)
 
 
 def test_the_table_of_costs_is_that_of_flux_profiles_methods():
-    profile = load_profile(ROOT / "profiles" / f"{FLUX}.yaml")
+    profile = profile_of(FLUX)
     for name in profile.methods:
-        cost, total = cost_of_prompt(profile.run(name)), compute_of_prompt(profile, name)
-        rollout = total - cost._replace(evaluations=0).total
-        counts = (rollout, cost.trained, cost.others, cost.images, total)
+        cost, work = cost_of_prompt(profile.run(name)), work_of(profile, name)
+        counts = (work.evaluations, cost.trained, cost.others, cost.images, work.compute)
         numbers = [floor(count + 0.5) for count in counts]  # a half is rounded up
         assert f"| `{name}` | {' | '.join(f'{number:,}' for number in numbers)} |" in PAGE
 
 
 def test_what_300_iterations_cost_is_what_the_table_of_costs_gives():
-    profile = load_profile(ROOT / "profiles" / f"{FLUX}.yaml")
+    profile = profile_of(FLUX)
     millions = [
-        f"{compute_of_prompt(profile, name) * 16 * 300 / 1e6:.1f}"
+        f"{work_of(profile, name).compute * 16 * 300 / 1e6:.1f}"
         for name in ("g2rpo", "g2rpo_no_mgai", "dance_grpo", "mix_grpo")
     ]
     said = (
@@ -56,7 +51,7 @@ def test_what_300_iterations_cost_is_what_the_table_of_costs_gives():
 
 
 @pytest.mark.parametrize(
-    ("extends", "entry", "prompts", "epochs", "row"),
+    ("name", "entry", "prompts", "epochs", "row"),
     [
         (FLUX, "g2rpo", 16, 300, "G²RPO | FLUX.1-dev | HPS |"),
         (FLUX, "g2rpo", 16, 300, "G²RPO | FLUX.1-dev | HPS + CLIP |"),
@@ -69,40 +64,30 @@ def test_what_300_iterations_cost_is_what_the_table_of_costs_gives():
         (SD35, "nft", 48, 75, "DiffusionNFT | SD3.5-M, no guidance | OCR |"),
     ],
 )
-def test_planned_compute_is_that_of_published_settings(
-    tmp_path, extends, entry, prompts, epochs, row
-):
+def test_planned_compute_is_that_of_published_settings(name, entry, prompts, epochs, row):
     """prompts: of an epoch. An epoch may have two optimizer steps, which papers call iterations."""
     own = {"sampling": {"steps": 10, "guidance": 1.0}, "training": {"num_generations": 24}}
-    added = {"e_grpo": {}, "nft": {"method": "diffusion_nft", **own}}
-    methods = {name: added[name] for name in added if name == entry}
-    profile = profile_of(tmp_path, extends, methods=methods)
-    millions = compute_of_prompt(profile, entry) * prompts * epochs / 1e6
+    profile = profile_of(name, e_grpo={}, nft={"method": "diffusion_nft", **own})
+    millions = work_of(profile, entry).compute * prompts * epochs / 1e6
     said = f"{millions:.0f}" if millions > 100 else f"{millions:.1f}"
     (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {row}"))
     assert line.split(" | ")[6].removeprefix("≤ ") == said
 
 
 def test_a_forward_of_sd35_is_a_small_part_of_one_of_flux():
-    flux, sd35 = (
-        Work(load_profile(ROOT / "profiles" / f"{name}.yaml"), "g2rpo", Machines(1, 139), None)
-        for name in (FLUX, SD35)
-    )
-    share = sd35.flops(training=False) / flux.flops(training=False)
+    flux, sd35 = (work_of(profile_of(name), "g2rpo").flops(training=False) for name in (FLUX, SD35))
+    share = sd35 / flux
     assert f"has {share:.0%} of the operations".replace("%", " %") in WORDS
 
 
-def test_published_loops_took_about_three_times_the_plan(tmp_path):
+def test_published_loops_took_about_three_times_the_plan():
     """On H100, without compiled blocks: hours of 200 iterations on 16, seconds of one on 32."""
     at_25_steps = {"sampling": {"steps": 25}, "training": {"prompts_per_iteration": 32}}
     profile = profile_of(
-        tmp_path,
         FLUX,
-        methods={
-            "dance_grpo": {"training": {"iterations": 200}},
-            "mix_of_32": {"method": "mix_grpo", **at_25_steps},
-            "dance_of_32": {"method": "dance_grpo", **at_25_steps},
-        },
+        dance_grpo={"training": {"iterations": 200}},
+        mix_of_32={"method": "mix_grpo", **at_25_steps},
+        dance_of_32={"method": "dance_grpo", **at_25_steps},
     )
     plan = lambda name, gpus: make_plan(
         profile, name, Machines(gpus, CARDS["h100"].memory), None, rate_of("h100", False)
@@ -116,7 +101,7 @@ def test_published_loops_took_about_three_times_the_plan(tmp_path):
 
 def test_what_a_replication_costs_is_what_the_planner_says():
     """On 8 H100; twelve runs are three seeds of four methods."""
-    profile = load_profile(ROOT / "profiles" / f"{SD35}.yaml")
+    profile = profile_of(SD35)
     rate = rate_of("h100", profile.training.parallel.compile)
     machines = Machines(8, CARDS["h100"].memory)
     hours = [
