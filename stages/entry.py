@@ -1,6 +1,7 @@
 """Reads a stage's arguments and sections; ends it in one line on an error that users can fix."""
 
 import functools
+import gc
 import os
 import signal
 import sys
@@ -90,6 +91,9 @@ def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         show_any_text()
+        if not gc.isenabled():  # see stages/__init__.py
+            gc.freeze()  # what was imported stays to the end
+            gc.enable()
         if threading.current_thread() is threading.main_thread():
             # From here on Ctrl-C and SIGTERM are handled below, see stages/__init__.py
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -4,3 +4,9 @@
 
 Experimental: main works without it.
 """
+
+import gc
+import sys
+
+if sys.argv[0] == "-m":
+    gc.disable()  # while the command's modules are imported, see stages/__init__.py

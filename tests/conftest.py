@@ -1,5 +1,6 @@
 """Real models of seconds: built once a session as profile `tiny` builds them, hardly trained."""
 
+import gc
 import json
 import os
 import shutil
@@ -35,20 +36,28 @@ GOLDENS = ROOT / "tests" / "goldens"
 LONGEST = (
     "pipeline/test_end_to_end",
     "pipeline/test_rehearsal",
-    "estimate/test_plan",
-    "package/test_extras",
+    "reliability/test_there_and_back",
     "flows/test_served",
+    "package/test_extras",
     "pipeline/test_slurm",
-    "flows/test_engines",
     "distributed/test_launch",
+    "estimate/test_plan",
+    "reliability/test_machine",
+    "flows/test_engines",
+    "flows/test_own_server",
+    "architectures/test_language",
     "models/test_parallelize",
+    "training/test_trainer",
+    "pipeline/test_twin_stages",
+    "docs/test_documents",
+    "cli/test_commands",
+    "tools/test_environment",
+    "reporting/test_recorded",
     "pipeline/test_flux_profiles",
     "benchmarks/test_benchmarks",
     "benchmarks/test_gpu_hour",
-    "reliability/test_machine",
-    "pipeline/test_twin_stages",
+    "pipeline/test_small_values",
     "distributed/test_checkpoint",
-    "flows/test_own_server",
     "reliability/test_full_disk",
     "reliability/test_killed_anywhere",
 )
@@ -61,6 +70,15 @@ TRAINING = {
     "batch_tokens": 64 * 32,
     "rewards": {"redness": 1.0},
 }
+
+
+def pytest_configure():
+    gc.disable()  # while tests are imported, as stages/__init__.py does
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):

@@ -5,10 +5,12 @@ when it runs: `lazy` calls the function of the same name there, whose parameters
 """
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Literal, ParamSpec
 
 import typer
@@ -84,11 +86,24 @@ def lazy(
                 _pin(options)
             if needs:
                 require(f"g2rpo {signature.__name__.replace('_', '-')}", *needs)
-            getattr(import_module(f"g2rpo_core.cli.{module}"), signature.__name__)(**options)
+            loaded = _import(f"g2rpo_core.cli.{module}")
+            getattr(loaded, signature.__name__)(**options)
 
         return run
 
     return wrap
+
+
+def _import(name: str) -> ModuleType:
+    """Import a module without the search for garbage, see stages/__init__.py."""
+    if name not in sys.modules:
+        gc.disable()
+        try:
+            import_module(name)
+            gc.freeze()  # what was imported stays to the end
+        finally:
+            gc.enable()
+    return sys.modules[name]
 
 
 def _pin(options: Mapping[str, object]) -> None:
