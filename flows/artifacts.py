@@ -21,13 +21,12 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_run_logger
 
-from g2rpo_core.config import load_run
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading
+from g2rpo_core.foundation.profiles import read_chain
 from g2rpo_core.foundation.runs import HELDOUT_CURVE, SCRATCH
 from g2rpo_core.foundation.tables import read_numbers
 from g2rpo_core.foundation.texts import natural, visible
-from g2rpo_core.reporting import charts
 from pipeline.graph import Stage
 
 GRID_PROMPTS = 6
@@ -57,7 +56,9 @@ def publish(root: Path, stages: dict[str, Stage]) -> None:
                 "report",
                 "the report, on the machine that made it",
             )
-        if curve := reward_curve(root / "runs" / load_run().profile, runs):
+        # Not by g2rpo_core.config, which loads torch
+        profile = read_chain(Path("params.yaml")).data["profile"]
+        if curve := reward_curve(root / "runs" / profile, runs):
             create_image_artifact(
                 curve, "reward-curve", "mean rewards on held-out prompts during training"
             )
@@ -136,7 +137,12 @@ def curve_image(curves: dict[str, list[dict]], prefixes: tuple[str, ...]) -> str
         for name in sorted(columns & row.keys())
         if row[name] is not None and math.isfinite(row[name])
     ]
-    return image_url(charts.png(charts.lines(points))) if points else None
+    if not points:
+        return None
+    # Late: a flow run starts in a process of its own, and needs no chart before
+    from g2rpo_core.reporting import charts
+
+    return image_url(charts.png(charts.lines(points)))
 
 
 def artifact_key(*words: str) -> str:
