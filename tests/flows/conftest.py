@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,9 +19,13 @@ from flows.server import start_server, stop_server, wait_until_healthy
 from tests.fixtures.waiting import HUNG, until
 from tests.flows.tiny import environment, repository
 
-EVERY_MINUTE = ("--train", "", "--evaluate", "* * * * *", "--timezone", "Europe/Berlin")
-SCHEDULES = (*EVERY_MINUTE, "--side-by-side", "3")
+SCHEDULES = ("--train", "", "--evaluate", "7 * * * *", "--timezone", "Europe/Berlin")
 KEY = "g2rpo:of the tests"
+# One for all requests: to make a client takes longer than Prefect's answer. No connection is kept,
+# for servers that are killed
+CLIENT = httpx.Client(timeout=HUNG, limits=httpx.Limits(max_keepalive_connections=0))
+# To answer costs the server more than a tenth of a second on a slow machine
+poll = partial(until, every=0.5)
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
@@ -49,7 +54,7 @@ class Served:
         stop_server(self.processes["server"], signal.SIGKILL)
 
     def serve(self) -> None:
-        command = [sys.executable, "-m", "flows.serve", *SCHEDULES]
+        command = [sys.executable, "-m", "flows.serve", *SCHEDULES, "--side-by-side", "3"]
         log = (self.folder.parent / "serve.log").open("ab")
         self.processes["serve"] = subprocess.Popen(
             command,
@@ -60,16 +65,16 @@ class Served:
             start_new_session=True,
         )
         last = f"{self.api}/deployments/name/report/g2rpo"
-        until(lambda: httpx.get(last, timeout=HUNG, auth=self.auth).status_code == 200)
+        poll(lambda: CLIENT.get(last, auth=self.auth).status_code == 200)
 
     def ask(self, method: str, path: str, **options):
         """Asks again while SQLite is busy (503), as Prefect's own client does."""
         headers = csrf_headers(self.api, self.auth) if method != "GET" else {}
-        ask = lambda: httpx.request(
-            method, f"{self.api}{path}", timeout=HUNG, auth=self.auth, headers=headers, **options
+        ask = lambda: CLIENT.request(
+            method, f"{self.api}{path}", auth=self.auth, headers=headers, **options
         )
         return (
-            until(
+            poll(
                 lambda: (answer := ask()).status_code != httpx.codes.SERVICE_UNAVAILABLE and answer
             )
             .raise_for_status()
@@ -93,7 +98,7 @@ class Served:
 
     def ended(self, run: str) -> dict:
         """The final state of a run."""
-        return until(
+        return poll(
             lambda: (state := self.get(f"/flow_runs/{run}")["state"])["type"] in FINAL and state
         )
 
@@ -112,7 +117,7 @@ class Served:
             ready = all(task["state"]["type"] in (*FINAL, "PENDING") for task in tasks.values())
             return tasks if ready else {}
 
-        return until(found)
+        return poll(found)
 
     def log(self, run: str) -> list[str]:
         return [
@@ -124,7 +129,7 @@ class Served:
 def csrf_headers(api: str, auth: tuple[str, ...]) -> dict[str, str]:
     """What a change must carry beside the key."""
     token = (
-        httpx.get(f"{api}/csrf-token", params={"client": "tests"}, auth=auth, timeout=HUNG)
+        CLIENT.get(f"{api}/csrf-token", params={"client": "tests"}, auth=auth)
         .raise_for_status()
         .json()["token"]
     )
@@ -148,9 +153,9 @@ def running(served: Served) -> Iterator[Served]:
             stop_server(process)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a session's would poll, and start its schedule, to the last test
 def served(tmp_path_factory) -> Iterator[Served]:
-    """All flows, `evaluate` by cron every minute, on a server with its own SQLite file."""
+    """All flows, `evaluate` by cron every hour, on a server with its own SQLite file."""
     folder = tmp_path_factory.mktemp("flows")
     settings = {
         "PREFECT_HOME": str(folder / "prefect"),

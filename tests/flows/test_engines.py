@@ -19,7 +19,7 @@ from flows.server import stop_server
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
 from tests.fixtures.waiting import HUNG, until
-from tests.flows.conftest import KEY, Served, free_port, running
+from tests.flows.conftest import KEY, Served, free_port, poll, running
 from tests.flows.tiny import environment, repository
 
 pytestmark = pytest.mark.slow
@@ -204,7 +204,7 @@ def test_a_run_whose_machine_died_is_taken_over_from_its_last_checkpoint(group):
         (machine / ".cache" / "resume").symlink_to(shared)
     run, worker = start_worker(group, machines[0], "reproduce", targets=["train"])
     until(lambda: (shared / "iteration").exists() and int((shared / "iteration").read_text()) > 5)
-    until(
+    poll(
         lambda: group.post(
             "/events/filter", filter={"event": {"name": ["prefect.flow-run.heartbeat"]}}
         )["events"],

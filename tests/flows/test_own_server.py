@@ -16,7 +16,7 @@ from g2rpo_core.foundation.errors import UserError
 from tests.conftest import ROOT
 from tests.fixtures.loopback import Handler, loopback
 from tests.fixtures.waiting import HUNG, until
-from tests.flows.conftest import Served, csrf_headers, free_port
+from tests.flows.conftest import CLIENT, Served, csrf_headers, free_port, poll
 from tests.flows.tiny import environment, repository
 
 pytestmark = pytest.mark.pipeline
@@ -55,8 +55,8 @@ def serving(folder: Path) -> Iterator[Served]:
         )
         served.key = lines["PREFECT_API_AUTH_STRING"]
         last = f"{served.api}/deployments/name/report/g2rpo"
-        until(
-            lambda: httpx.get(last, timeout=HUNG, auth=served.auth).status_code == 200,
+        poll(
+            lambda: CLIENT.get(last, auth=served.auth).status_code == 200,
             running=[process],
         )
         yield served
@@ -85,17 +85,14 @@ def test_who_has_no_key_can_neither_see_nor_change_nor_start_a_run(served):
     token = csrf_headers(served.api, served.auth)
     for method, path, body in calls:
         for auth in (None, ("g2rpo", "guessed")):
-            answer = httpx.request(
-                method, f"{served.api}{path}", json=body, headers=token, auth=auth, timeout=HUNG
+            answer = CLIENT.request(
+                method, f"{served.api}{path}", json=body, headers=token, auth=auth
             )
             assert answer.status_code == 401, path
         assert (
-            httpx.request(method, f"{served.api}{path}", json=body, timeout=HUNG).status_code == 403
+            CLIENT.request(method, f"{served.api}{path}", json=body).status_code == 403
         )  # nor such a token
-    assert (
-        httpx.get(f"{served.api}/csrf-token", params={"client": "x"}, timeout=HUNG).status_code
-        == 401
-    )
+    assert CLIENT.get(f"{served.api}/csrf-token", params={"client": "x"}).status_code == 401
     assert not served.get(f"/deployments/{run}")["pull_steps"]
     assert served.run("report")[1]["type"] == "COMPLETED" and not (served.folder / "owned").exists()
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import datetime
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ from flows.server import RESTARTS, healthy
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
 from tests.fixtures.waiting import HUNG, until
-from tests.flows.conftest import free_port
+from tests.flows.conftest import free_port, poll
 from tests.flows.test_own_server import command
 from tests.flows.tiny import environment, repository
 
@@ -69,7 +70,7 @@ def test_stages_run_after_those_they_need_and_are_skipped_when_nothing_changed(s
     one, other = sorted((tasks["second@a"], tasks["second@b"]), key=lambda task: task["start_time"])
     assert tasks["first"]["end_time"] <= one["start_time"]
     assert one["end_time"] <= other["start_time"]  # both have the tag gpu, and there is one
-    until(
+    poll(
         lambda: "> cat one > two_a" in served.log(run)
     )  # sent in batches: some arrive after the state
     assert (served.folder / "two_b").read_text() == "one\n"
@@ -109,7 +110,7 @@ def test_what_can_pass_is_tried_again_bad_input_and_a_time_limit_are_not(served)
 @pytest.mark.slow
 def test_cancelling_ends_training_and_leaves_its_checkpoint(served, fresh_training):
     run = begun(served)
-    until(lambda: artifact(served, run, "progress"))
+    poll(lambda: artifact(served, run, "progress"))
     served.post(f"/flow_runs/{run}/set_state", state={"type": "CANCELLING"})
     assert served.ended(run)["type"] == "CANCELLED"
     assert not training(served), served.log(run)
@@ -130,7 +131,7 @@ def test_a_deployments_second_run_is_skipped_and_says_so_while_another_flow_runs
         "dvc.yaml: no stage 'second@c'; there are "
     )
     same = served.start("reproduce", targets=["train"])
-    until(lambda: any("waiting for it" in line for line in served.log(same)))
+    poll(lambda: any("waiting for it" in line for line in served.log(same)))
     (served.folder / "enough").touch()
     assert served.ended(run)["type"] == "COMPLETED"
     assert served.ended(same)["type"] == "COMPLETED"
@@ -161,7 +162,7 @@ def test_dvc_repro_and_a_flow_leave_each_others_training_alone(served, fresh_tra
     first = start()
     until((served.folder / "started").exists)
     run = served.start("reproduce", targets=["train"])
-    until(lambda: any("waiting for it" in line for line in served.log(run)))
+    poll(lambda: any("waiting for it" in line for line in served.log(run)))
     (served.folder / "enough").touch()
     assert (
         "Running stage 'train@g2rpo-1'" in first.communicate(timeout=HUNG)[0]
@@ -176,16 +177,16 @@ def test_a_training_shows_its_rewards_and_its_curve_while_it_runs(served, fresh_
     run = served.start("train")
     live = lambda key: artifact(served, run, key)
     rewards = lambda: json.loads(live("rewards"))
-    until(lambda: live("rewards"))
+    poll(lambda: live("rewards"))
     first = rewards()
     newest = first[0]["iteration"]
     assert newest > 0 or len(first) == 1
     assert first[0]["reward_hps"] == newest / 100 and "kl" not in first[0]  # it was no number
-    later = until(lambda: (rows := rewards())[0]["iteration"] > newest and rows)
+    later = poll(lambda: (rows := rewards())[0]["iteration"] > newest and rows)
     end = later[0]["iteration"]
     assert [row["iteration"] for row in later] == list(range(end, max(-1, end - 12), -1))
     curve = live("curve")
-    until(lambda: live("curve") != curve)
+    poll(lambda: live("curve") != curve)
     assert curve.startswith("data:image/png;base64,")
     folder = served.folder / ".cache" / "live" / "tiny" / "g2rpo-1"
     assert live("live") == f"[g2rpo-1]({folder.as_uri()})"
@@ -193,10 +194,18 @@ def test_a_training_shows_its_rewards_and_its_curve_while_it_runs(served, fresh_
     assert served.ended(run)["type"] == "COMPLETED"
 
 
-def test_a_deployments_schedule_has_its_cron_and_time_zone(served):
-    (schedule,) = served.get("/deployments/name/evaluate/g2rpo")["schedules"]
-    asked = {"cron": "* * * * *", "timezone": "Europe/Berlin"}
+def test_a_deployments_schedule_has_its_cron_and_time_zone_and_the_server_plans_its_runs(served):
+    deployment = served.get("/deployments/name/evaluate/g2rpo")
+    (schedule,) = deployment["schedules"]
+    asked = {"cron": "7 * * * *", "timezone": "Europe/Berlin"}
     assert schedule["active"] and asked.items() <= schedule["schedule"].items()
+    runs = {
+        "deployment_id": {"any_": [deployment["id"]]},
+        "state": {"type": {"any_": ["SCHEDULED"]}},
+    }
+    planned = poll(lambda: served.post("/flow_runs/filter", flow_runs=runs))
+    times = [datetime.fromisoformat(run["expected_start_time"]) for run in planned]
+    assert all(run["auto_scheduled"] for run in planned) and {time.minute for time in times} == {7}
 
 
 def test_a_worker_of_the_work_pool_runs_what_prefect_yaml_deploys(served):
@@ -265,9 +274,9 @@ def test_a_live_view_that_fails_is_one_line_and_the_training_goes_on(served, fre
     (served.folder / "spoiled").touch()
     run = served.start("train")
     shown = lambda: artifact(served, run, "progress")
-    first = until(shown)
-    second = until(lambda: (now := shown()) != first and now)
-    until(lambda: shown() != second)
+    first = poll(shown)
+    second = poll(lambda: (now := shown()) != first and now)
+    poll(lambda: shown() != second)
     (served.folder / "enough").touch()
     assert served.ended(run)["type"] == "COMPLETED"
     said = [line for line in served.log(run) if "no progress shown" in line]
