@@ -8,10 +8,10 @@ TOOLS := .cache/tools/bin
 BIN := .venv/bin
 # glibc fills new memory, so that code that reads what nobody wrote computes with huge numbers in every run.
 FILLED := MALLOC_PERTURB_=1
-# One worker per core; tests of a file stay together because they share fixtures.
-PYTEST := $(FILLED) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
-# Slow tests often wait, for servers and for processes that they started: one worker more. Their longest files start first (tests/conftest.py).
-PYTEST_WAITING := $(FILLED) $(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Tests of a file stay together because they share fixtures, and the longest files start first (tests/conftest.py). One worker per core.
+PYTEST := $(FILLED) $(BIN)/python -m pytest --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Slow tests often wait, for servers and for processes that they started: one worker more
+MORE := $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 export NO_MKDOCS_2_WARNING = 1
@@ -54,7 +54,7 @@ lint: has-env
 	git ls-files -z | xargs -0 $(BIN)/codespell
 
 fast: has-env
-	$(PYTEST) -m "not pipeline and not slow"
+	$(PYTEST) -n auto -m "not pipeline and not slow"
 
 format: has-env ## format the code, and fix what the linter can
 	$(BIN)/ruff format .
@@ -71,13 +71,13 @@ rehearse: env ## every profile of published models and every method at true size
 	@grep -hoE 'g2rpo rehearse --profile [^`]*' profiles/*.yaml | while read -r line; do $(BIN)/$$line --method all || exit 1; done
 
 test: env ## all tests except the slow ones
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n auto -m "not slow"
 
 test-slow: env ## kills, load, rehearsals, long draws of generated inputs
-	$(PYTEST_WAITING) -m "slow and not engines"
+	$(PYTEST) -n $(MORE) -m "slow and not engines"
 
 test-engines: env ## more machines, kills, rehearsals and engines of the kinds that the slow tests try
-	$(PYTEST_WAITING) -m engines
+	$(PYTEST) -n $(MORE) -m engines
 
 test-portable: env ## compare with emulated processors of two vendors (QEMU): operations, fits, a GRPO iteration, an evaluation (hours)
 	$(BIN)/python -m tools.foreign_processors

@@ -392,7 +392,7 @@ def test_the_ratio_begins_at_exactly_one_and_fewer_operations_are_made(randomize
     _, twin = randomized
     changes = {
         "iterations": 1,
-        "prompts_per_iteration": 3,
+        "prompts_per_iteration": 2,
         "num_generations": 2,
         "rewards": {"redness": 1.0},
         "batch_tokens": 1,

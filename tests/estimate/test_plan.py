@@ -81,6 +81,7 @@ SMALLS = pytest.mark.parametrize(
     ],
     ids=["flux", "sd3", "flux2", "zimage", "qwen_image"],
 )
+LORA = LoraSettings(rank=4, alpha=4.0)
 VAES = {
     "AutoencoderKL": 83_819_683,
     "AutoencoderKLFlux2": 84_046_115,
@@ -210,8 +211,11 @@ def test_memory_is_what_a_small_model_really_takes(base, small, training, checkp
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("training, checkpointing", [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=4.0)])
+@pytest.mark.parametrize(
+    "lora, training, checkpointing",
+    [(None, False, False), (None, True, True), (LORA, True, False), (LORA, True, True)],
+    ids=["forward", "whole, checkpointing", "LoRA", "LoRA, checkpointing"],
+)
 @pytest.mark.parametrize(
     "base, deep",
     [

@@ -218,7 +218,7 @@ def test_the_base_imports_all_but_what_the_extras_are_for(environment, tmp_path)
 
 
 def test_the_base_plans_and_samples(environment, folder):
-    planned = environment("").g2rpo("plan", "--profile", "flux_hps", "--gpus", "16", folder=folder)
+    planned = environment("").g2rpo("plan", "--profile", "flux_smoke", "--gpus", "1", folder=folder)
     assert planned.returncode == 0 and "GPU-hours" in planned.stdout, planned.stderr
     sampled = environment("").g2rpo(
         "generate", "a red circle", "--profile", "tiny", "--steps", "2", folder=folder

@@ -439,7 +439,6 @@ def study(project) -> Path:
     commit(project, "gone")
 
 
-@pytest.mark.slow
 def test_a_study_runs_beside_by_its_name(project, study, tmp_path):
     """Nothing of the main project is made again; the report compares the study's own runs."""
     before = (project / "dvc.lock").read_bytes()
