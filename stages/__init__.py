@@ -4,20 +4,17 @@ All of them start offline. `models`, `prompts` and `published` may access a hub 
 one: `allow_hub`.
 """
 
-import gc
 import os
-import signal
 import sys
+
+from stages.start import before_imports
 
 _SET_BY_USER = os.environ.get("HF_HUB_OFFLINE")
 # huggingface_hub reads it at its import
 os.environ["HF_HUB_OFFLINE"] = "1"
-# `python -m stages.train` imports for seconds, in which Ctrl-C has to end it without a traceback
-# (see `ends_in_one_line`, which also collects garbage again: imports leave none, and a search for
-# it after every few hundred objects takes a fifth of their time)
+# `python -m stages.train` imports for seconds; `ends_in_one_line` is what ends it afterwards
 if sys.argv[0] == "-m":
-    gc.disable()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before_imports()
     # before the stage imports torch
     if "--profile" in sys.argv[:-1]:
         from g2rpo_core.numerics.pins import pin_profile

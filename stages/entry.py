@@ -1,11 +1,9 @@
 """Reads a stage's arguments and sections; ends it in one line on an error that users can fix."""
 
 import functools
-import gc
 import os
 import signal
 import sys
-import threading
 from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ from g2rpo_core.foundation.files import what_lacks
 from g2rpo_core.foundation.profiles import OF_BASE, study_path
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import echo, show_any_text, visible
+from stages.start import after_imports
 
 if TYPE_CHECKING:  # its package loads torch
     from g2rpo_core.config import ResolvedRun
@@ -91,13 +90,7 @@ def ends_in_one_line(main: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         show_any_text()
-        if not gc.isenabled():  # see stages/__init__.py
-            gc.freeze()  # what was imported stays to the end
-            gc.enable()
-        if threading.current_thread() is threading.main_thread():
-            # From here on Ctrl-C and SIGTERM are handled below, see stages/__init__.py
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.default_int_handler)
+        after_imports()
         try:
             main(*args, **kwargs)
         except UserError as error:

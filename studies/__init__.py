@@ -9,4 +9,4 @@ import gc
 import sys
 
 if sys.argv[0] == "-m":
-    gc.disable()  # while the command's modules are imported, see stages/__init__.py
+    gc.disable()  # while the command's modules are imported, see stages/start.py

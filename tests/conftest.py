@@ -73,7 +73,7 @@ TRAINING = {
 
 
 def pytest_configure():
-    gc.disable()  # while tests are imported, as stages/__init__.py does
+    gc.disable()  # while tests are imported, as stages/start.py does
 
 
 def pytest_collection_finish():

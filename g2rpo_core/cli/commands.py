@@ -95,7 +95,7 @@ def lazy(
 
 
 def _import(name: str) -> ModuleType:
-    """Import a module without the search for garbage, see stages/__init__.py."""
+    """Import a module without the search for garbage, see stages/start.py."""
     if name not in sys.modules:
         gc.disable()
         try:

@@ -194,7 +194,7 @@ def test_a_training_shows_its_rewards_and_its_curve_while_it_runs(served, fresh_
     assert served.ended(run)["type"] == "COMPLETED"
 
 
-def test_a_deployments_schedule_has_its_cron_and_time_zone_and_the_server_plans_its_runs(served):
+def test_a_schedule_has_its_cron_and_time_zone_and_the_server_plans_its_runs(served):
     deployment = served.get("/deployments/name/evaluate/g2rpo")
     (schedule,) = deployment["schedules"]
     asked = {"cron": "7 * * * *", "timezone": "Europe/Berlin"}

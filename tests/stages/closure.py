@@ -20,6 +20,7 @@ NOT_FOLLOWED = {
     "stages/dvc.py",
     "stages/entry.py",
     "stages/paths.py",
+    "stages/start.py",
 }
 
 
