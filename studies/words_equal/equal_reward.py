@@ -13,6 +13,7 @@ import pandas as pd
 
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.reporting.statistics import sign_flip, spread, student
+from stages.entry import ends_in_one_line
 
 HERE = Path(__file__).parent
 REFERENCE, REWARD, JUDGES = "ocr", "heldout_ocr", ("heldout_verifier", "heldout_color")
@@ -53,6 +54,7 @@ def at_equal_reward(
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
+@ends_in_one_line
 def main() -> None:
     results = pd.read_parquet(HERE / "results.parquet")
     curves = results[results.part == "training"]
