@@ -72,6 +72,11 @@ INDEX = {  # what an index that torch.distributed.checkpoint has written names, 
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
     "pathlib": ("PosixPath",),
 }
+# The members of the only enum of an index, by the arguments of `getattr`
+MEMBERS = {
+    (dcp.metadata._MEM_FORMAT_ENCODING, member.name): member
+    for member in dcp.metadata._MEM_FORMAT_ENCODING
+}
 
 
 def scratch(
@@ -132,7 +137,8 @@ def _others(
 ) -> Iterator[tuple[Path, list[str], dict[str, str]]]:
     """Yield the folders of other attempts: what differs from this identity, and their own."""
     for file in sorted(home.glob(f"*/{IDENTITY}")):
-        theirs = _read_identity(file)
+        # Only reported, so it may be unreadable
+        theirs = attempt(lambda file=file: read_json(file, of=dict))[0] or {}
         if changed := [
             key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)
         ]:
@@ -384,14 +390,6 @@ def load_records(path: Path, processes: ProcessGroup = ALONE) -> list[dict]:
     return records
 
 
-def _read_identity(file: Path) -> dict:
-    """Return the identity of a leftover; {} if it is unreadable, because it is only reported."""
-    try:
-        return read_json(file, of=dict)
-    except UserError:
-        return {}
-
-
 def load_state(path: Path, state: dict, processes: ProcessGroup = ALONE) -> None:
     """Fill the tensors of `state` in place, each process its part. Collective.
 
@@ -407,6 +405,10 @@ class _IndexUnpickler(pickle.Unpickler):
     """Loads a checkpoint's index, `.metadata`, which may only name INDEX and torch's dtypes."""
 
     def find_class(self, module: str, name: str) -> object:
+        if (module, name) == ("builtins", "getattr"):  # how Python 3.11.0 to 3.11.3 write enums
+            return lambda kind, name: (
+                MEMBERS.get((kind, name)) or self.find_class("builtins.getattr", name)
+            )
         if name in INDEX.get(module, ()) or (
             module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         ):

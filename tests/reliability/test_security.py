@@ -1,6 +1,7 @@
 """Nothing from outside runs, leaves its folder, steers what shows it, or learns a secret."""
 
 import html
+import io
 import json
 import pickle
 import random
@@ -8,6 +9,7 @@ import re
 import string
 import types
 from base64 import b64encode, urlsafe_b64encode
+from enum import Enum
 from pathlib import Path
 from urllib.parse import quote
 
@@ -68,7 +70,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path, form):
     assert not harm.exists()
 
 
-@pytest.mark.parametrize("way", ["a call", "a way around"])
+@pytest.mark.parametrize("way", ["a call", "a way around", "an attribute"])
 def test_a_checkpoint_whose_index_would_run_code_is_refused(here, way):
     """Its manifest fits: a stranger could put all of it into a shared folder."""
     kept = checkpoint.Checkpoints(checkpoint.ROOT, 1)
@@ -83,10 +85,14 @@ def test_a_checkpoint_whose_index_would_run_code_is_refused(here, way):
     state = {"weight": torch.zeros(2)}
     checkpoint.load_state(path, state)
     assert state["weight"].tolist() == [1, 1]
-    by_name = (
-        b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x15Metadata.__init__.mro\x93."
+    metadata = b"\x80\x04ctorch.distributed.checkpoint.metadata\n"
+    index.write_bytes(
+        {
+            "a call": pickle.dumps(Harmful(harm)),
+            "a way around": metadata + b"Metadata.__init__.mro\n.",
+            "an attribute": b"\x80\x04cbuiltins\ngetattr\n" + metadata + b"Metadata\nVmro\n\x86R.",
+        }[way]
     )
-    index.write_bytes(pickle.dumps(Harmful(harm)) if way == "a call" else by_name)
     manifest["files"][".metadata"] = {"size": index.stat().st_size, "sha256": sha256(index)}
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     assert checkpoint.load_records(path) == [{"iteration": 3}]
@@ -95,6 +101,28 @@ def test_a_checkpoint_whose_index_would_run_code_is_refused(here, way):
     ):
         checkpoint.load_state(path, state)
     assert not harm.exists()
+
+
+class ByAttribute(pickle._Pickler):
+    """Writes the members of enums as Python 3.11.0 to 3.11.3 does."""
+
+    def reducer_override(self, value):
+        is_member = isinstance(value, Enum)
+        return (getattr, (type(value), value.name)) if is_member else NotImplemented
+
+
+def test_an_index_of_python_3_11_2_is_read_by_every_python(here):
+    kept = checkpoint.Checkpoints(checkpoint.ROOT, 1)
+    kept.save(3, {"weight": torch.ones(2)}, [{"iteration": 3}])
+    kept.finish()
+    (path,) = checkpoint.checkpoints(checkpoint.ROOT)
+    index, written = path / ".metadata", io.BytesIO()
+    ByAttribute(written).dump(pickle.loads(index.read_bytes()))
+    assert b"getattr" in written.getvalue()
+    index.write_bytes(written.getvalue())
+    state = {"weight": torch.zeros(2)}
+    checkpoint.load_state(path, state)
+    assert state["weight"].tolist() == [1, 1]
 
 
 def test_nothing_of_the_project_unpickles_what_comes_from_outside():
