@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -138,7 +139,7 @@ def _others(
     """Yield the folders of other attempts: what differs from this identity, and their own."""
     for file in sorted(home.glob(f"*/{IDENTITY}")):
         # Only reported, so it may be unreadable
-        theirs = attempt(lambda file=file: read_json(file, of=dict))[0] or {}
+        theirs = attempt(partial(read_json, file, of=dict))[0] or {}
         if changed := [
             key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)
         ]:
