@@ -86,8 +86,8 @@ class Served(Runner):
     async def _pause_schedules(self) -> None:
         """Try to, for PAUSE_LIMIT: Prefect's client asks a server that hangs for minutes."""
         try:
-            async with asyncio.timeout(PAUSE_LIMIT):
-                await super()._pause_schedules()
+            # In a task that is cancelled, asyncio.timeout of Python 3.11.2 raises no TimeoutError
+            await asyncio.wait_for(super()._pause_schedules(), PAUSE_LIMIT)
         except (TimeoutError, httpx.HTTPError):
             echo(
                 "the schedules are not paused: the Prefect server does not answer", file=sys.stderr

@@ -233,8 +233,10 @@ def install(folder: Path) -> None:
 def install_packages(folder: Path) -> None:
     """Install into an environment what the package needs, and torch in the chosen build."""
     pip(folder, "what builds packages", *checked(BUILD_LOCK))
-    # The locked backend builds what has no wheel: pip would fetch one that nobody has pinned
-    pip(folder, "the pinned packages (some minutes)", "--no-build-isolation", *checked(LOCK))
+    # The locked backend builds what has no wheel: pip would fetch one that nobody has pinned, and
+    # before 23.1 runs setup.py, which leaves no list of the package's files
+    built = ("--no-build-isolation", "--use-pep517")
+    pip(folder, "the pinned packages (some minutes)", *built, *checked(LOCK))
     pins = re.findall(
         r"^(torch|torchvision)===([^\s\\]+)", (ROOT / PYPI_TORCH).read_text(), re.MULTILINE
     )
