@@ -41,6 +41,9 @@ LONGEST = (
     "flows/test_served",
     "package/test_extras",
     "pipeline/test_slurm",
+    "docs/test_first_commands",
+    "benchmarks/test_gpu_hour",
+    "house/test_rings",
     "distributed/test_launch",
     "estimate/test_plan",
     "reliability/test_machine",
@@ -56,11 +59,12 @@ LONGEST = (
     "reporting/test_recorded",
     "pipeline/test_flux_profiles",
     "benchmarks/test_benchmarks",
-    "benchmarks/test_gpu_hour",
     "pipeline/test_small_values",
     "distributed/test_checkpoint",
     "reliability/test_full_disk",
     "reliability/test_killed_anywhere",
+    "tools/test_foreign_processors",
+    "tiny_models/test_build",
 )
 # a run of seconds
 SAMPLING = {"steps": 6, "batch_tokens": 64 * 32}
