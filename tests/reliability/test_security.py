@@ -70,36 +70,45 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path, form):
     assert not harm.exists()
 
 
-@pytest.mark.parametrize("way", ["a call", "a way around", "an attribute"])
-def test_a_checkpoint_whose_index_would_run_code_is_refused(here, way):
-    """Its manifest fits: a stranger could put all of it into a shared folder."""
+@pytest.fixture
+def saved(here) -> Path:
+    """A checkpoint of a weight of ones."""
     kept = checkpoint.Checkpoints(checkpoint.ROOT, 1)
     kept.save(3, {"weight": torch.ones(2)}, [{"iteration": 3}])
     kept.finish()
     (path,) = checkpoint.checkpoints(checkpoint.ROOT)
+    return path
+
+
+METADATA = b"torch.distributed.checkpoint.metadata"
+CODE_IN_AN_INDEX = {
+    "a call": lambda harm: pickle.dumps(Harmful(harm)),
+    "a way around": lambda _: (
+        b"\x80\x04\x8c\x25" + METADATA + b"\x8c\x15Metadata.__init__.mro\x93."
+    ),
+    "an attribute": lambda _: b"cbuiltins\ngetattr\n(c" + METADATA + b"\nMetadata\nVmro\ntR.",
+}
+
+
+@pytest.mark.parametrize("way", CODE_IN_AN_INDEX)
+def test_a_checkpoint_whose_index_would_run_code_is_refused(here, saved, way):
+    """Its manifest fits: a stranger could put all of it into a shared folder."""
     harm, index, manifest = (
         here / "harm",
-        path / ".metadata",
-        json.loads((path / checkpoint.MANIFEST).read_text()),
+        saved / ".metadata",
+        json.loads((saved / checkpoint.MANIFEST).read_text()),
     )
     state = {"weight": torch.zeros(2)}
-    checkpoint.load_state(path, state)
+    checkpoint.load_state(saved, state)
     assert state["weight"].tolist() == [1, 1]
-    metadata = b"\x80\x04ctorch.distributed.checkpoint.metadata\n"
-    index.write_bytes(
-        {
-            "a call": pickle.dumps(Harmful(harm)),
-            "a way around": metadata + b"Metadata.__init__.mro\n.",
-            "an attribute": b"\x80\x04cbuiltins\ngetattr\n" + metadata + b"Metadata\nVmro\n\x86R.",
-        }[way]
-    )
+    index.write_bytes(CODE_IN_AN_INDEX[way](harm))
     manifest["files"][".metadata"] = {"size": index.stat().st_size, "sha256": sha256(index)}
-    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
-    assert checkpoint.load_records(path) == [{"iteration": 3}]
+    (saved / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    assert checkpoint.load_records(saved) == [{"iteration": 3}]
     with pytest.raises(
         UserError, match=r"iteration-000003: .*its index names .* so it is not read"
     ):
-        checkpoint.load_state(path, state)
+        checkpoint.load_state(saved, state)
     assert not harm.exists()
 
 
@@ -111,17 +120,13 @@ class ByAttribute(pickle._Pickler):
         return (getattr, (type(value), value.name)) if is_member else NotImplemented
 
 
-def test_an_index_of_python_3_11_2_is_read_by_every_python(here):
-    kept = checkpoint.Checkpoints(checkpoint.ROOT, 1)
-    kept.save(3, {"weight": torch.ones(2)}, [{"iteration": 3}])
-    kept.finish()
-    (path,) = checkpoint.checkpoints(checkpoint.ROOT)
-    index, written = path / ".metadata", io.BytesIO()
+def test_an_index_of_python_3_11_2_is_read_by_every_python(saved):
+    index, written = saved / ".metadata", io.BytesIO()
     ByAttribute(written).dump(pickle.loads(index.read_bytes()))
     assert b"getattr" in written.getvalue()
     index.write_bytes(written.getvalue())
     state = {"weight": torch.zeros(2)}
-    checkpoint.load_state(path, state)
+    checkpoint.load_state(saved, state)
     assert state["weight"].tolist() == [1, 1]
 
 
