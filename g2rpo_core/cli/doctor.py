@@ -139,10 +139,8 @@ def missing(name: str, profile: Profile) -> Iterator[str]:
 
 def find_version(package: str) -> str:
     """Return a package's version, or `missing`."""
-    try:
-        return version_of(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "missing"
+    lacking = importlib.metadata.PackageNotFoundError
+    return attempt(partial(version_of, package), lacking)[0] or "missing"
 
 
 def commit() -> str | None:

@@ -10,24 +10,20 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 import psutil
 import torch
 from httpx2 import HTTPError
-from huggingface_hub import (
-    HfApi,
-    constants,
-    get_hf_file_metadata,
-    hf_hub_url,
-    try_to_load_from_cache,
-)
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from g2rpo_core.config import Profile
 from g2rpo_core.distributed.process_group import num_processes
 from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.estimate.plan import Plan, make_plan
+from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.texts import visible
 from g2rpo_core.hub.download import explain_error
 from g2rpo_core.numerics.cuda import why_none
@@ -126,34 +122,22 @@ def _network(processes: int) -> Check:
 
 
 def _hub(profile: Profile) -> Iterator[Check]:
-    """Ask for one file of each repository, without its content."""
+    """Ask whether each repository may be downloaded by this account."""
     for name, model in getattr(profile.models, "repos", {}).items():
         what = f"models.repos.{name}: {model.place}"
         if model.folder is not None:
-            there = Path(model.folder).exists()
-            yield Check(there, f"folder: {what}" + ("" if there else " does not exist"))
+            lacks = "" if Path(model.folder).exists() else " does not exist"
+            yield Check(not lacks, f"folder: {what}{lacks}")
             continue
-        file = next((file for file in model.files if not set(file) & set("*?[")), None)
         try:
-            if file is None:
-                listed = [
-                    str(sibling.rfilename)
-                    for sibling in HfApi().model_info(model.repo, revision=model.revision).siblings
-                    or []
-                ]
-                file = next(
-                    (
-                        each
-                        for each in listed
-                        if any(fnmatch(each, pattern) for pattern in model.files)
-                    ),
-                    "config.json",
-                )
-            if isinstance(try_to_load_from_cache(model.repo, file, revision=model.revision), str):
+            wanted = {"revision": model.revision, "allow_patterns": list(model.files)}
+            local = partial(snapshot_download, model.repo, local_files_only=True, **wanted)
+            if attempt(local, LocalEntryNotFoundError)[0]:
                 yield Check(True, f"hub: {model.repo}: in the cache")
                 continue
-            get_hf_file_metadata(hf_hub_url(model.repo, file, revision=model.revision))
-        except (OSError, HTTPError) as error:
+            HfApi().model_info(model.repo, revision=model.revision, timeout=CONNECTS_WITHIN)
+            HfApi().auth_check(model.repo)
+        except (OSError, HTTPError, ValueError) as error:
             yield Check(False, f"hub: {explain_error(what, model, error)}")
             continue
         yield Check(True, f"hub: {model.repo}: may be downloaded")
