@@ -31,7 +31,7 @@ from g2rpo_core.config.drawn import bases_for
 from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.evaluation.results import SCORES, image_folder, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.foundation.errors import TransientError, UserError
+from g2rpo_core.foundation.errors import TransientError, UserError, attempt
 from g2rpo_core.foundation.files import reading, write_json
 from g2rpo_core.foundation.runs import BASE, evaluation_folder
 from g2rpo_core.foundation.tables import read_table
@@ -359,10 +359,8 @@ def copy_images(
 
 def check_repo(repo: str) -> None:
     """Check for a valid name and a login at the hub before any work; UserError otherwise."""
-    try:
-        validate_repo_id(repo)
-    except HFValidationError:
-        raise UserError(f"--push {repo}: not a repository name; give it as `user/name`") from None
+    if attempt(lambda: validate_repo_id(repo), HFValidationError)[1]:
+        raise UserError(f"--push {repo}: not a repository name; give it as `user/name`")
     if constants.HF_HUB_OFFLINE:
         raise UserError("--push: HF_HUB_OFFLINE is set: unset it")
     if not get_token():
@@ -379,7 +377,7 @@ def push(folder: Path, repo: str, public: bool) -> str:
     UserError if it refuses, or if the repository is there already and not as `public` says;
     TransientError if it cannot be reached.
     """
-    api = HfApi()
+    api = HfApi(token=get_token())  # also under HF_HUB_DISABLE_IMPLICIT_TOKEN: an upload has to
     try:
         created = api.create_repo(repo, private=not public, exist_ok=True)
         private = api.model_info(created.repo_id).private
@@ -396,8 +394,8 @@ def push(folder: Path, repo: str, public: bool) -> str:
         )
     except HfHubHTTPError as error:
         raise _explain_status(repo, api.endpoint, error.response.status_code) from None
-    # its text may hold the request, and so the token
-    except (HTTPError, OSError) as error:
+    # Its text may hold the request, and so the token; RuntimeError is Xet storage's
+    except (HTTPError, OSError, RuntimeError) as error:
         raise TransientError(
             f"--push {repo}: {api.endpoint} cannot be reached ({type(error).__name__}): "
             "run it again"

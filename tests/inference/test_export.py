@@ -320,9 +320,11 @@ def test_what_cannot_be_exported_is_said_in_one_line(project, words, complaint):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
+    """One that takes uploads by HTTP alone, and a client that sends a token only where it must."""
+    switches = {"HF_HUB_DISABLE_XET": True, "HF_HUB_DISABLE_IMPLICIT_TOKEN": True}
     with small_hub() as hub:
         hub.writer = TOKEN
-        for name, value in client_settings(hub, tmp_path / "home").items():
+        for name, value in (client_settings(hub, tmp_path / "home") | switches).items():
             monkeypatch.setattr(constants, name, value)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield hub
