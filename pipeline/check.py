@@ -86,10 +86,7 @@ def complaints() -> Iterator[str]:
 
 def _profile_named() -> str | None:
     """Return the profile that params.yaml names, if that much can be read."""
-    try:
-        data = read_yaml(Path("params.yaml"))
-    except UserError:
-        return None
+    data = attempt(lambda: read_yaml(Path("params.yaml")))[0]
     name = data.get("profile") if isinstance(data, dict) else None
     return name if isinstance(name, str) and not name_problem(name) else None
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.files import write_json
 from g2rpo_core.hub import made
-from g2rpo_core.hub.download import REVISIONS, Revisions
+from g2rpo_core.hub.download import REVISIONS, download_models
 from g2rpo_core.hub.model_store import LOCK, QUALITY, write_lock
 from stages import allow_hub
 from stages.entry import arguments, ends_in_one_line, sections
@@ -21,14 +21,11 @@ def main() -> None:
     args = arguments(__doc__, "profile", "study")
     settings, paths = sections(args, *SECTIONS).models, run_paths(args.profile, args.study)
     take("models", paths.name)
-    revisions = Revisions(REVISIONS / "models.json")
     folder, key = model_folders(args)[0], made.key_of(settings, declared_code("models"), in_use())
     with renewed(folder, LOCK) as root:
         if settings.source == "hub":
             allow_hub()
-            from g2rpo_core.hub.download import download_models
-
-            entries = download_models(settings.repos, revisions, root)
+            entries = download_models(settings.repos, REVISIONS / "models.json", root)
             write_json(root / QUALITY, {})
             write_lock(root, entries)
         elif not made.reuse(key, root):

@@ -6,7 +6,6 @@ from g2rpo_core.data.choice import chosen_prompts
 from g2rpo_core.data.prompts import write_prompts
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.texts import echo
-from g2rpo_core.hub.download import REVISIONS, Revisions
 from stages import allow_hub
 from stages.entry import arguments, ends_in_one_line, sections
 
@@ -18,8 +17,6 @@ def main() -> None:
     args = arguments(__doc__, "profile")
     settings = sections(args, *SECTIONS).prompts
     take("prompts", args.profile)
-    # DVC expects the file, even for a profile without data sets
-    Revisions(REVISIONS / "prompts.json")
     # Data sets are on the hub
     if not (isinstance(settings.train, str) and isinstance(settings.test, str)):
         allow_hub()

@@ -10,7 +10,7 @@ from g2rpo_core.config import load_run
 from g2rpo_core.foundation.claims import take
 from g2rpo_core.foundation.files import write_json
 from g2rpo_core.foundation.runs import start_of
-from g2rpo_core.hub.download import REVISIONS, Revisions, fetch_published
+from g2rpo_core.hub.download import REVISIONS, fetch
 from g2rpo_core.hub.model_store import ModelStore, write_lock
 from g2rpo_core.weights.stored import check_fits, choose
 from stages import allow_hub
@@ -26,7 +26,6 @@ def main() -> None:
     args = arguments(__doc__, "profile")
     settings, run = sections(args, *SECTIONS), load_run()
     take("published", args.profile)
-    revisions = Revisions(REVISIONS / "published.json")
     allow_hub()
     pipeline = ModelStore(Path("models", args.profile)).folder("pipeline")
     starts = {method: settings.run(method).training.start for method in run.methods}
@@ -37,7 +36,7 @@ def main() -> None:
         ]
         for name, place in wanted:
             model = settings.published[name]
-            folder, entry = fetch_published(name, model, place, revisions)
+            folder, entry = fetch(f"published.{name}", model, REVISIONS / "published.json", place)
             weights = choose(folder, [folder / file for file in entry["files"]], model.variant)
             check_fits(pipeline, weights)
             write_lock(place, {name: entry | {"weights": str(weights.relative_to(folder))}})

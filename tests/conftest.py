@@ -137,6 +137,7 @@ def hub(tmp_path, monkeypatch):
         for name, value in (client_settings(hub, tmp_path / "home") | chunks).items():
             monkeypatch.setattr(constants, name, value)
         monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setenv("HF_XET_CACHE", str(tmp_path / "home" / "xet"))
         yield hub
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from g2rpo_core.config.comparisons import TRAINING, Comparison, check_comparisons
 from g2rpo_core.config.profile import MethodRun, Profile
-from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import complaint, in_one_line, read_yaml
 from g2rpo_core.foundation.profiles import (
     Resolved,
@@ -140,10 +140,8 @@ def load_profile(path: Path, study: Study | None = None, needed: Collection[str]
 
 def section_of(path: Path, name: str, schema: type[S]) -> S | None:
     """Return a section of a profile whose other sections may be wrong; None if it is unreadable."""
-    try:
-        return schema.model_validate_json(json.dumps(resolve(path).data.get(name)))
-    except (UserError, ValidationError):
-        return None
+    section = lambda: schema.model_validate_json(json.dumps(resolve(path).data.get(name)))
+    return attempt(section, (UserError, ValidationError))[0]
 
 
 def resolve(path: Path, study: Study | None = None, needed: Collection[str] = ()) -> Resolved:

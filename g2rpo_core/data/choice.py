@@ -16,7 +16,7 @@ from g2rpo_core.data.rows import read_rows
 from g2rpo_core.data.settings import PromptSettings
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import comparable, echo
-from g2rpo_core.hub.download import REVISIONS, Revisions, download
+from g2rpo_core.hub.download import REVISIONS, download
 from g2rpo_core.hub.settings import HubFiles, HubPrompts, HubStyles
 from g2rpo_core.tasks import TASK_NAMES
 
@@ -45,7 +45,7 @@ def all_prompts(settings: PromptSettings, *, testing: bool) -> list[Prompt]:
         return fetch_prompts(
             f"prompts.{'test' if testing else 'train'}",
             source,
-            Revisions(REVISIONS / "prompts.json"),
+            REVISIONS / "prompts.json",
         )
     if source not in TASK_NAMES:
         return read_all(Path(source))
@@ -82,7 +82,7 @@ def chosen_prompts(settings: PromptSettings) -> Chosen:
     return Chosen(choose(train, settings.train_count, settings.seed), test, as_test, repeated)
 
 
-def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> list[Prompt]:
+def fetch_prompts(where: str, settings: HubPrompts, revisions: Path) -> list[Prompt]:
     """Download the distinct prompts of the data set's files, in order.
 
     Those that no encoder takes, with a control character or nothing that is seen, are left out, and
@@ -120,7 +120,7 @@ def fetch_prompts(where: str, settings: HubPrompts, revisions: Revisions) -> lis
 
 
 def _with_styles(
-    where: str, prompts: list[Prompt], settings: HubStyles, revisions: Revisions
+    where: str, prompts: list[Prompt], settings: HubStyles, revisions: Path
 ) -> list[Prompt]:
     wanted = HubFiles(
         repo=settings.repo, revision=settings.revision, files=tuple(settings.files.values())

@@ -21,10 +21,11 @@ def hint_for(path: Path | str) -> str:
     """
     path = Path(path)
     if path.is_absolute():
-        cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-        if path.is_relative_to(cache):
+        home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
+        if any(map(path.is_relative_to, (home, os.environ.get("HF_HUB_CACHE", home)))):
             return (
-                "delete it, then dvc repro --force --single-item models (or published) fetches it"
+                "dvc repro --force --single-item models (or published) checks it, and mends it or "
+                "says what to delete"
             )
         if not path.is_relative_to(Path.cwd()):
             return ""

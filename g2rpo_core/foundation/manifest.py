@@ -37,7 +37,7 @@ def describe_files(folder: Path, names: Iterable[str] | None = None) -> dict[str
     """Return path within `folder` -> size in bytes and SHA-256, for all files below it or these."""
     return {
         name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
-        for name in (_names(folder) if names is None else sorted(names))
+        for name in (files_in(folder) if names is None else sorted(names))
     }
 
 
@@ -71,7 +71,7 @@ def write_manifest(
 
     about: JSON data that is kept with it.
     """
-    files = sorted(names) if names is not None else _names(folder)
+    files = sorted(names) if names is not None else files_in(folder)
     for path in [*map(folder.joinpath, files), *{(folder / name).parent for name in files}]:
         sync(path)
     content = {"files": describe_files(folder, files), "all": names is None, "about": about or {}}
@@ -95,7 +95,7 @@ def find_whole(file: Path, folder: Path, ignored: Iterable[str] = ()) -> Mapping
             raise
     wrong = damages(folder, found["files"]) if found else [f"{file.name} is damaged"]
     if not wrong and found["all"]:
-        surplus = set(_names(folder)) - found["files"].keys() - set(ignored)
+        surplus = set(files_in(folder)) - found["files"].keys() - set(ignored)
         wrong = [f"{name} does not belong to it" for name in sorted(surplus)]
     if not wrong:
         return found["about"]
@@ -123,7 +123,8 @@ def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
-def _names(folder: Path) -> list[str]:
+def files_in(folder: Path) -> list[str]:
+    """Return the path within `folder` of each file below it, sorted."""
     return sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
     )

@@ -1,140 +1,127 @@
-"""Downloads models and data from the hub by full revision, checked and free of pickles."""
+"""Downloads models and data from the hub by full revision, checked and free of pickles.
 
-import errno
-import hashlib
-import json
+A file is what the hub's list of its commit says: the SHA-256 of a large one, git's hash of a small
+one. The names and links in the client's cache say nothing; their layout changes with its version.
+"""
+
 import os
 import re
 import shutil
+import signal
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
-from httpx2 import HTTPError
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import (
+    DryRunFileInfo,
+    HfApi,
+    RepoFile,
+    constants,
+    get_token,
+    hf_hub_download,
+    snapshot_download,
+)
 from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import DEFAULT_IGNORE_PATTERNS, filter_repo_objects
+from huggingface_hub.utils.sha import git_hash
 
-from g2rpo_core.foundation.errors import TransientError, UserError
-from g2rpo_core.foundation.files import is_full, read_json, write_whole
-from g2rpo_core.foundation.manifest import describe_files
+from g2rpo_core.foundation.errors import TransientError, UserError, attempt
+from g2rpo_core.foundation.files import is_full, read_json, what_lacks, write_json
+from g2rpo_core.foundation.manifest import describe_files, files_in
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import safe_folder
 from g2rpo_core.hub.pickled import PICKLED, convert_pickles, has_weights_alone
-from g2rpo_core.hub.settings import HubFiles, HubModel, PublishedModel
+from g2rpo_core.hub.pretrained import refuse_quantized
+from g2rpo_core.hub.settings import HubFiles, HubModel, Weights
 
 INSTEAD = "or use profile tiny"
-
+NO_SPACE = "no space left in {}: make room or set HF_HOME elsewhere, and run again"
 
 # Committed: what was looked up on the hub, of models and of prompts
 REVISIONS = Path("reports", "revisions")
 
 
-class Revisions:
-    """Repository -> full commit of what a profile does not pin, from the committed JSON `file`.
+def known_revisions(file: Path) -> dict[str, str]:
+    """Return repository -> full commit of what a profile does not pin, from a committed JSON file.
 
-    A missing file is empty. A repository that is not in it is looked up on the hub at its first use
-    and written into the file at once, so that everyone who runs the same checkout later gets the
-    same files. Delete its line to move to a newer commit.
+    A repository that is not in it is looked up on the hub at its first use and written into it at
+    once, so that everyone who runs the same checkout later gets the same files. Delete its line to
+    move to a newer commit.
     """
-
-    def __init__(self, file: Path):
-        self.file = file
-        self.known: dict[str, str] = read_json(file, dict) if file.exists() else {}
-        if not file.exists():
-            self._write()
-
-    def look_up(self, repo: str, newest: Callable[[], str]) -> str:
-        """Return the commit of a repository; newest: asks the hub for that of its main branch."""
-        if repo not in self.known:
-            found = newest()
-            if self.file.exists():  # what another stage has looked up since
-                self.known = read_json(self.file, dict)
-            self.known.setdefault(repo, found)
-            echo(
-                f"{repo}: no revision in the profile; {self.known[repo]} is now in {self.file}: "
-                "commit that file"
-            )
-            self._write()
-        return self.known[repo]
-
-    def _write(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.file, json.dumps(self.known, indent=1, sort_keys=True) + "\n")
+    return read_json(file, dict) if file.exists() else {}
 
 
-def download_models(
-    repos: Mapping[str, HubModel], revisions: Revisions, root: Path
-) -> dict[str, dict]:
+def _look_up(file: Path, repo: str, repo_type: str) -> str:
+    """Return the commit of a repository: the known one, or that of its main branch on the hub."""
+    known = known_revisions(file)
+    if repo not in known:
+        commit = str(HfApi(endpoint=constants.ENDPOINT).repo_info(repo, repo_type=repo_type).sha)
+        if not re.fullmatch("[0-9a-f]{40}", commit):
+            raise TransientError(f"{repo}: the hub names no commit, but {commit[:60]}: run again")
+        known = {repo: commit} | known_revisions(file)  # what another stage has looked up since
+        echo(
+            f"{repo}: no revision in the profile; {known[repo]} is now in {file}: commit that file"
+        )
+        write_json(file, dict(sorted(known.items())))
+    return known[repo]
+
+
+def download_models(repos: Mapping[str, HubModel], revisions: Path, root: Path) -> dict[str, dict]:
     """Download every model that is not in the cache yet; return the entries for a lock in `root`.
 
-    repos: by the model's name in the section `models.repos`. UserError, saying what to do, if a
-    licence is not accepted, a repo or revision does not exist, the disk is too small, or a file is
-    not the published one; TransientError if the hub cannot be reached or the download breaks off.
+    repos: by the model's name in the section `models.repos`; revisions: see `known_revisions`.
+    UserError, saying what to do, if a licence is not accepted, a repo or revision does not exist,
+    the disk is too small, or a file is not the published one; TransientError if the hub cannot be
+    reached or the download breaks off.
     """
     return {
-        name: _model(f"models.repos.{name}: {model.place}", model, revisions, root)
+        name: _model(f"models.repos.{name}", model, revisions, root)
         for name, model in repos.items()
     }
 
 
-def _model(what: str, model: HubModel, revisions: Revisions, root: Path) -> dict:
-    if model.folder is not None:
-        folder, files = files_of_folder(what, Path(model.folder), model.files)
-        entry: dict[str, object] = {
-            "folder": os.path.relpath(folder, root),
-            "outside": True,
-            "files": files,
-        }
-    else:
-        folder, revision, files = download(what, model, revisions)
-        entry = {"repo": model.repo, "revision": revision, "files": files}
+def _model(where: str, model: HubModel, revisions: Path, root: Path) -> dict:
+    folder, entry = fetch(where, model, revisions, root)
+    entry |= {"outside": True} if model.folder is not None else {}
+    files = sorted(entry["files"])
     if model.variant or any(has_weights_alone(folder / file) for file in files):
         entry |= {"without_pickles": True} | ({"variant": model.variant} if model.variant else {})
         try:
-            convert_pickles(folder, safe_folder(entry, model.variant), sorted(files), model.variant)
+            convert_pickles(folder, safe_folder(entry, model.variant), files, model.variant)
         except Exception as error:
             if is_full(error):
-                raise UserError(_no_space(what, constants.HF_HOME)) from None
+                raise UserError(
+                    f"{where}: {model.place}: {NO_SPACE.format(constants.HF_HOME)}"
+                ) from None
             raise
     return entry | ({"architecture": model.architecture} if model.architecture else {})
 
 
-def fetch_published(
-    name: str, settings: PublishedModel, root: Path, revisions: Revisions
-) -> tuple[Path, dict]:
-    """Return the folder of published or exported weights, and their entry for a lock in `root`.
+def fetch(where: str, model: Weights, revisions: Path, root: Path) -> tuple[Path, dict]:
+    """Return the folder of a model's files, and their entry for a lock in `root`.
 
-    Errors as in `download`, and UserError if its folder does not exist. Nothing is copied: the
-    files must stay in the folder.
+    where: the setting. Files in a folder of the user's are not copied, and must stay there. Errors
+    as in `download_models`, and UserError if that folder does not exist.
     """
-    where = f"published.{name}"
-    if settings.repo:
-        wanted = HubFiles(
-            repo=settings.repo,
-            revision=settings.revision,
-            files=settings.files,
-            sha256=settings.sha256,
-        )
-        named = "files" in settings.model_fields_set
-        folder, revision, files = download(
-            f"{where}: {settings.repo}", wanted, revisions, optional=() if named else ("*.json",)
-        )
-        entry: dict[str, object] = {"repo": settings.repo, "revision": revision, "files": files}
-    else:
-        folder, files = files_of_folder(
-            f"{where}.folder", Path(settings.folder or ""), settings.files
-        )
-        entry = {"folder": os.path.relpath(folder, root), "files": files}
-    return folder, entry
+    what = f"{where}: {model.place}"
+    if model.folder is not None:
+        folder, files = files_of_folder(what, Path(model.folder), model.files)
+        return folder, {"folder": os.path.relpath(folder, root), "files": files}
+    optional = () if "files" in model.model_fields_set else ("*.json",)
+    folder, revision, files = download(what, model, revisions, optional=optional)
+    return folder, {"repo": model.repo, "revision": revision, "files": files}
 
 
 def files_of_folder(
@@ -148,147 +135,219 @@ def files_of_folder(
     if not place.exists():
         raise UserError(f"{what}: {place} does not exist")
     folder, wanted = (
-        (place.parent, (place.name, "*.json")) if place.is_file() else (place, tuple(patterns))
+        (place.parent, [place.name, "*.json"]) if place.is_file() else (place, list(patterns))
     )
-    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    if not (
-        chosen := [name for name in names if any(fnmatch(name, pattern) for pattern in wanted)]
-    ):
+    # Without the notes of the client, which may have downloaded into this folder
+    files = filter_repo_objects(
+        files_in(folder), allow_patterns=wanted, ignore_patterns=DEFAULT_IGNORE_PATTERNS
+    )
+    if not (described := describe_files(folder, files)):
         raise UserError(f"{what}: {place} has no file {' or '.join(wanted)}")
-    return folder, describe_files(folder, chosen)
+    return folder, described
 
 
 def download(
     what: str,
     wanted: HubFiles,
-    revisions: Revisions,
+    revisions: Path,
     repo_type: Literal["model", "dataset"] = "model",
     optional: Sequence[str] = (),
 ) -> tuple[Path, str, dict[str, dict]]:
-    """Return the cache folder of a repository's files, its commit, and each file's size and hash.
+    """Return the cache folder of a repository's files, its commit, and what is known of each file.
 
-    what: the setting and the repository, with which messages begin; optional: patterns that need no
-    file. Errors as in `download_models`.
+    That is its size, its SHA-256 and, as `published`, the hash that the hub's list of the commit
+    gives. what: the setting and the repository, with which messages begin; optional: patterns that
+    need no file. Errors as in `download_models`.
     """
-    # Resolve the revision, check the disk, download what is missing
-    patterns = list(wanted.files)
-    try:
-        newest = lambda: str(
-            HfApi(endpoint=constants.ENDPOINT).repo_info(wanted.repo, repo_type=repo_type).sha
-        )
-        revision = wanted.revision or revisions.look_up(wanted.repo, newest)
-        wanted = wanted.model_copy(update={"revision": revision})
-        snapshot = partial(
-            snapshot_download,
-            wanted.repo,
-            repo_type=repo_type,
-            revision=revision,
-            allow_patterns=patterns,
-        )
-        if not constants.HF_HUB_OFFLINE:
-            _check_disk(what, list(snapshot(dry_run=True)))
-        folder = Path(snapshot())
-    except (OSError, HTTPError) as error:
-        raise explain_error(what, wanted, error, repo_type) from None
-    # Every pattern has a file, and every file its published content
-    files = describe_files(folder)
-    files = {
-        file: entry
-        for file, entry in files.items()
-        if any(fnmatch(file, pattern) for pattern in patterns)
+    cache = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=wanted.repo, repo_type=repo_type))
+    handlers = {
+        number: signal.signal(number, _stop)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread()  # no other may
     }
-    for pattern in patterns:
-        if pattern not in optional and not any(fnmatch(file, pattern) for file in files):
-            raise UserError(f"{what} has no file {pattern} at revision {revision}")
-    if unknown := sorted(wanted.sha256.keys() - files.keys()):
+    try:
+        revision = wanted.revision or _look_up(revisions, wanted.repo, repo_type)
+        wanted = wanted.model_copy(update={"revision": revision})
+        commit: dict[str, Any] = {"repo_type": repo_type, "revision": revision}
+        snapshot: Callable[..., Any] = partial(
+            snapshot_download, wanted.repo, allow_patterns=list(wanted.files), **commit
+        )
+        # What can be refused is refused before gigabytes are downloaded
+        published = published_hashes(cache, wanted.repo, **commit)
+        names = files_in(Path(snapshot())) if published is None else list(published)
+        chosen = _choose(what, wanted, names, optional)
+        if published is not None and not constants.HF_HUB_OFFLINE:
+            _check_disk(what, cache, snapshot(dry_run=True), published)
+        for config in filter_repo_objects(chosen, allow_patterns=["config.json", "*/config.json"]):
+            path = hf_hub_download(wanted.repo, config, **commit)
+            refuse_quantized(Path(path), f"{what}: {config}")
+        folder = Path(snapshot())
+    except UserError:
+        raise
+    # The client passes on what it meets in an answer, and of Xet storage a bare RuntimeError
+    except Exception as error:
+        raise explain_error(what, wanted, error, repo_type) from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    files = describe_files(folder, chosen)
+    for name, about in files.items():
+        if published is not None:
+            about["published"] = published[name]
+            _check_published(what, cache, folder / name, about)
+        if wanted.sha256.get(name, about["sha256"]) != about["sha256"]:
+            raise UserError(
+                f"{what}: {folder / name} is not the published file that the profile pins (sha256 "
+                f"{about['sha256']}, not {wanted.sha256[name]}): correct sha256 or the revision"
+            )
+    if published is None and (unchecked := sorted(files.keys() - wanted.sha256.keys())):
+        echo(
+            f"warning: {what}: offline, and the cache has no list of revision {revision}: nothing "
+            f"says whether {', '.join(unchecked)} are as published: start once without "
+            "HF_HUB_OFFLINE, or pin their sha256",
+            file=sys.stderr,
+        )
+    if unfinished := _unfinished(cache):
+        echo(f"{what}: {unfinished}")
+    return folder, revision, files
+
+
+def _stop(*_: object) -> NoReturn:
+    """End this process at once: the client would wait for its threads to finish their files."""
+    # Not by print, which this signal may have interrupted
+    os.write(2, b"\nerror: stopped; complete files are kept, and the same command goes on\n")
+    os._exit(128 + signal.SIGTERM)
+
+
+def published_hashes(
+    cache: Path, repo: str, repo_type: str, revision: str
+) -> dict[str, str] | None:
+    """Return by file the hash that the hub's list of a commit gives; None if it cannot be asked.
+
+    That is the SHA-256 of a large file, and git's SHA-1 of a small one. cache: the repository's
+    folder in the cache of the hub's client, which keeps the lists that it has asked for as JSON
+    (huggingface_hub/_tree_cache.py; tests/hub/test_client.py).
+    """
+    listed = lambda: {
+        name: file.get("lfs_sha256") or file["blob_id"]
+        for name, file in read_json(cache / "trees" / f"{revision}.json", dict)["files"].items()
+    }
+    cached = attempt(listed, (UserError, KeyError, TypeError, AttributeError))[0]
+    if cached is not None or constants.HF_HUB_OFFLINE:
+        return cached
+    tree = HfApi(endpoint=constants.ENDPOINT).list_repo_tree(
+        repo, recursive=True, repo_type=repo_type, revision=revision
+    )
+    return {
+        file.path: file.lfs.sha256 if file.lfs else file.blob_id
+        for file in tree
+        if isinstance(file, RepoFile)
+    }
+
+
+def _choose(
+    what: str, wanted: HubFiles, names: Sequence[str], optional: Sequence[str]
+) -> list[str]:
+    """Return the files of the patterns; UserError for a pattern or a pinned hash of no file."""
+    chosen = list(filter_repo_objects(names, allow_patterns=list(wanted.files)))
+    for pattern in wanted.files:
+        if pattern not in optional and not any(filter_repo_objects(names, allow_patterns=pattern)):
+            raise UserError(f"{what} has no file {pattern} at revision {wanted.revision}")
+    if unknown := sorted(wanted.sha256.keys() - set(chosen)):
         raise UserError(
             f"{what}: sha256 names {unknown[0]}, which is not among its files at revision "
-            f"{revision}"
+            f"{wanted.revision}"
         )
-    for file, known in files.items():
-        _check_content(what, folder / file, known["sha256"], wanted.sha256.get(file))
-    return folder, revision, files
+    return chosen
 
 
 def explain_error(
     what: str, wanted: HubFiles, error: Exception, repo_type: str = "model"
 ) -> UserError:
     """Return an error that says in one line what the hub's client means, and what to do."""
-    if constants.HF_HUB_OFFLINE:
-        return UserError(
-            f"{what} is not in the cache {constants.HF_HUB_CACHE}: "
-            f"unset HF_HUB_OFFLINE and run again, {INSTEAD}"
-        )
     # the client wraps the real error
     cause: BaseException = error
     while isinstance(cause, DryRunError | LocalEntryNotFoundError) and cause.__cause__ is not None:
         cause = cause.__cause__
-    status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
     page = f"{constants.ENDPOINT}/{'datasets/' if repo_type == 'dataset' else ''}{wanted.repo}"
-    if isinstance(cause, GatedRepoError):
-        return UserError(
-            f"{what} is gated: accept its licence at {page}, then run `hf auth login` or set "
-            f"HF_TOKEN; {INSTEAD}"
-        )
-    if isinstance(cause, RevisionNotFoundError):
-        return UserError(
-            f"{what} has no revision {wanted.revision}: put a commit of {page}/commits/main into "
-            "the profile"
-        )
-    if isinstance(cause, RepositoryNotFoundError) or status in (401, 403):
-        return UserError(
-            f"{what} does not exist, or is private: run `hf auth login` or set HF_TOKEN, "
-            f"for an account that can see {page}"
-        )
-    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-        return UserError(_no_space(what, constants.HF_HUB_CACHE))
-    reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+    login = (
+        "unset HF_HUB_DISABLE_IMPLICIT_TOKEN, with which no token is sent"
+        if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and get_token()
+        else "run `hf auth login` or set HF_TOKEN"
+    )
+    problems: dict[type[BaseException], str] = {
+        OfflineModeIsEnabled: f"is not in the cache {constants.HF_HUB_CACHE}: "
+        f"unset HF_HUB_OFFLINE and run again, {INSTEAD}",
+        GatedRepoError: f"is gated: accept its licence at {page}, then {login}; {INSTEAD}",
+        RevisionNotFoundError: f"has no revision {wanted.revision}: "
+        f"put a commit of {page}/commits/main into the profile",
+        RepositoryNotFoundError: f"does not exist, or is private: {login}, "
+        f"for an account that can see {page}",
+    }
+    # By the hub itself, and not by its storage
+    refused = (
+        isinstance(cause, HfHubHTTPError)
+        and type(cause) is HfHubHTTPError
+        and cause.response.status_code in (401, 403)
+        and str(cause.response.url).startswith(constants.ENDPOINT)
+    )
+    if problem := problems.get(RepositoryNotFoundError if refused else type(cause)):
+        return UserError(f"{what} {problem}")
+    if lacks := NO_SPACE.format(constants.HF_HUB_CACHE) if is_full(cause) else what_lacks(cause):
+        return UserError(f"{what}: {lacks}")
+    # An address in it may have been signed; a RuntimeError is of Xet storage
+    reason = " ".join(re.sub(r"\?\S+", "", str(cause)).split())[:200]
     return TransientError(
-        f"{what} could not be downloaded ({reason}): run again, complete files are kept (hub: "
-        f"{constants.ENDPOINT}); {INSTEAD}"
+        f"{what} could not be downloaded ({type(cause).__name__}: {reason}): run again"
+        f"{', or with HF_HUB_DISABLE_XET=1' if isinstance(cause, RuntimeError) else ''}; "
+        f"complete files are kept (hub: {constants.ENDPOINT}); {INSTEAD}"
     )
 
 
-def _no_space(what: str, folder: str) -> str:
-    return f"{what}: no space left in {folder}: make room or set HF_HOME elsewhere, and run again"
+def _check_published(what: str, cache: Path, path: Path, about: Mapping[str, Any]) -> None:
+    """Check a file's hash; UserError, with what to delete, if it is not the published one.
 
-
-def _check_content(what: str, path: Path, sha256: str, pinned: str | None) -> None:
-    """Check a file; UserError if it is not what the profile pins or the hub publishes.
-
-    The cache names files by their hash.
+    Where the cache has no links, a file may be a copy of one in `blobs`, and be made from it again.
     """
-    published = path.resolve().name
-    if re.fullmatch("[0-9a-f]{40}", published):  # a small file: git's hash of it
-        content = path.read_bytes()
-        actual_hash = hashlib.sha1(
-            f"blob {len(content)}\0".encode() + content, usedforsecurity=False
-        ).hexdigest()
-    else:
-        actual_hash = sha256 if re.fullmatch("[0-9a-f]{64}", published) else published
-    for expected, actual in ((pinned, sha256), (published, actual_hash)):
-        if expected not in (None, actual):
-            raise UserError(
-                f"{what}: {path} is damaged or not the published file "
-                f"(hash {actual}, not {expected}): delete {path.resolve()} and run again"
-            )
+    published = about["published"]
+    actual = about["sha256"] if len(published) == 64 else git_hash(path.read_bytes())
+    if actual != published:
+        sources = {path.resolve(), (cache / "blobs" / published).resolve()}
+        delete = " and ".join(sorted(str(source) for source in sources if source.exists()))
+        raise UserError(
+            f"{what}: {path} is damaged or not the published file "
+            f"(hash {actual}, not {published}): delete {delete} and run again"
+        )
 
 
-def _check_disk(what: str, files: list) -> None:
+def _unfinished(cache: Path) -> str:
+    """Say what killed downloads of a repository left; the client goes on from none of it."""
+    count = len(list(cache.glob("blobs/*.incomplete")))
+    return (
+        f"{count} unfinished downloads, of starts that were killed or still run: "
+        f"rm {cache}/blobs/*.incomplete, if none runs"
+        if count
+        else ""
+    )
+
+
+def _check_disk(
+    what: str, cache: Path, files: Sequence[DryRunFileInfo], published: Mapping[str, str]
+) -> None:
     """Check that the disk has room for missing files and converted pickles; UserError otherwise."""
-    needed = sum(
-        file.file_size * (2 if Path(file.filename).suffix in PICKLED else 1)
+    # By content: the client downloads once what two files share
+    sizes = {
+        published[file.filename]: (file.file_size or 0)
+        * (2 if Path(file.filename).suffix in PICKLED else 1)
         for file in files
         if file.will_download
-    )
-    existing = next(
-        folder
-        for folder in [Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents]
-        if folder.exists()
-    )
+    }
+    needed = sum(sizes.values())
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
+        advice = filter(None, ["make room or set HF_HOME elsewhere", _unfinished(cache)])
         raise UserError(
             f"{what} needs {needed / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free: "
-            "make room or set HF_HOME elsewhere"
+            f"{'; '.join(advice)}"
         )

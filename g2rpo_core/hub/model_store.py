@@ -65,20 +65,17 @@ class ModelStore:
     def folder(self, name: str) -> Path:
         """Return the folder of a model's files, checked (`check_files`); downloads nothing."""
         entry = self.entry(name)
+        folder, files = self.root / entry.get("folder", ""), entry["files"]
         if entry.get("without_pickles"):
             folder = safe_folder(entry, entry.get("variant"))
             if not (folder / LOCK).exists():
                 raise UserError(
                     f"{folder} is gone, or has no {LOCK}: make it again with `{self.fetch}`"
                 )
-            check_files(folder, read_json(folder / LOCK, dict))
-            return folder
-        if "folder" in entry:
-            folder = self.root / entry["folder"]
-            check_files(folder, entry["files"])
-            return folder
-        folder = self._of_cache(entry)
-        check_files(folder, entry["files"])
+            files = read_json(folder / LOCK, dict)
+        elif "folder" not in entry:
+            folder = self._of_cache(entry)
+        check_files(folder, files)
         return folder
 
     def weights(self, name: str) -> Path:
@@ -86,13 +83,15 @@ class ModelStore:
         return self.folder(name) / self.entry(name).get("weights", "")
 
     def _of_cache(self, entry: dict) -> Path:
-        arguments = {
-            "revision": entry["revision"],
-            "allow_patterns": list(entry["files"]),
-            "local_files_only": True,
-        }
         try:
-            return Path(snapshot_download(entry["repo"], **arguments))
+            return Path(
+                snapshot_download(
+                    entry["repo"],
+                    revision=entry["revision"],
+                    allow_patterns=list(entry["files"]),
+                    local_files_only=True,
+                )
+            )
         except LocalEntryNotFoundError:
             raise UserError(
                 f"{entry['repo']} at {entry['revision']} is gone from the Hugging Face cache: "
@@ -130,14 +129,18 @@ def _problem_of_entry(entry: object, stage: str) -> str | None:
             or ".." in PurePosixPath(path).parts
         ):
             return f"{path!r} would lead out of its folder"
-    for path, about in entry["files"].items():
-        if not (
-            isinstance(about, dict)
-            and isinstance(about.get("size"), int)
-            and isinstance(about.get("sha256"), str)
-        ):
-            return f"{path} has no size and sha256"
-    return None
+    return next(
+        (
+            f"{path} has no size and sha256"
+            for path, about in entry["files"].items()
+            if not (
+                isinstance(about, dict)
+                and isinstance(about.get("size"), int)
+                and isinstance(about.get("sha256"), str)
+            )
+        ),
+        None,
+    )
 
 
 def safe_folder(entry: dict, variant: str | None = None) -> Path:

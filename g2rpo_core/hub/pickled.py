@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.manifest import describe_files
+from g2rpo_core.foundation.errors import UserError, attempt
+from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.manifest import damages, describe_files
 from g2rpo_core.foundation.permissions import share_weights
-from g2rpo_core.hub.model_store import LOCK, write_lock
+from g2rpo_core.hub.model_store import HASHED, LOCK, write_lock
 
 PICKLED = (".pt", ".pth", ".bin")
 NESTED = ("state_dict", "model")  # keys under which published checkpoints keep their weights
@@ -33,14 +34,15 @@ def convert_pickles(
 ) -> Path:
     """Return `target`, a folder with these files of `folder`, pickled checkpoints as safetensors.
 
-    Pickled ones beside safetensors are left out. variant: of the files that have it in their names,
-    in each folder within; they get the names of those without, which are left out. In it, LOCK has
-    the size and hash of each, for `ModelStore.folder`. UserError names a checkpoint that holds
-    anything but tensors by name.
+    One that is as it was made stays. Pickled ones beside safetensors are left out. variant: of the
+    files that have it in their names, in each folder within; they get the names of those without,
+    which are left out. In it, LOCK has the size and hash of each, for `ModelStore.folder`.
+    UserError names a checkpoint that holds anything but tensors by name.
     """
-    if (target / LOCK).exists():
+    whole = attempt(lambda: read_json(target / LOCK, dict))[0]
+    if whole and not damages(target, whole, HASHED):
         return target
-    shutil.rmtree(target, ignore_errors=True)  # of a version that wrote no lock
+    shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
@@ -50,7 +52,8 @@ def convert_pickles(
             if has_weights_alone(path):
                 save_file(read_pickled(path), new.with_suffix(".safetensors"))
             elif path.suffix not in PICKLED and (plain := _without_variant(path, variant)):
-                new.with_name(plain).symlink_to(path.resolve())
+                # Not to what this is a link to: the hub's client moves that
+                new.with_name(plain).symlink_to(path.absolute())
         share_weights(made)
         write_lock(made, describe_files(made))
         try:

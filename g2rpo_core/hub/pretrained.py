@@ -3,12 +3,21 @@
 from pathlib import Path
 from typing import Any
 
-from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, in_one_line, reading
+from g2rpo_core.foundation.errors import UserError, attempt
+from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading
 
 # Named in files, and used by no model here: an index that older versions saved, and the word head
 # of an encoder
 UNUSED = ("relative_position_index", "lm_head.weight")
+
+
+def refuse_quantized(config: Path, what: str) -> None:
+    """Raise a UserError if a model's config says that its weights are quantized.
+
+    They ask for packages that are not in the lock, such as bitsandbytes.
+    """
+    if (attempt(lambda: read_json(config, dict))[0] or {}).get("quantization_config"):
+        raise UserError(f"{what}: its weights are quantized: name those that are not")
 
 
 def load_whole(kind: Any, folder: Path, **options: object) -> Any:
@@ -17,6 +26,7 @@ def load_whole(kind: Any, folder: Path, **options: object) -> Any:
     The model is that which the folder's config describes. kind: a model class of transformers or
     diffusers, or an AutoModel of transformers.
     """
+    refuse_quantized(folder / "config.json", str(folder))
     with reading(folder):
         model, info = kind.from_pretrained(
             folder, output_loading_info=True, ignore_mismatched_sizes=True, **options

@@ -5,18 +5,13 @@ from typing import Annotated, Literal
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
+from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.settings import Settings
 
 
 def _check_repo(repo: str) -> str:
     """Refuse what the hub's client does, here and in one line."""
-    try:
-        validate_repo_id(repo)
-    except HFValidationError:
-        owner = ""
-    else:
-        owner, _, _ = repo.rpartition("/")
-    if not owner:
+    if attempt(lambda: validate_repo_id(repo), HFValidationError)[1] or "/" not in repo:
         raise ValueError(
             f"{repo!r} is no repository of the hub (owner/name); weights on your own disk are "
             "`repo: null` and `folder: PATH`"
@@ -47,30 +42,31 @@ Variant = Annotated[
 ]
 
 
-def _check_one_place(repo: str | None, folder: str | None) -> None:
-    if (folder is None) == (repo is None):
-        raise ValueError(
-            "needs either `repo` or `folder`" + (": set the other one to null" if repo else "")
-        )
+# A folder is what is in it: the hub's client adds this when it downloads, and says nothing
+Pattern = Annotated[
+    str, AfterValidator(lambda pattern: f"{pattern}*" if pattern.endswith("/") else pattern)
+]
 
 
 class HubFiles(Settings):
     """Files of a repository.
 
     Without a revision, the first download looks it up and writes it into the committed lock
-    (`Revisions`).
+    (`download.known_revisions`).
     """
 
     repo: Repo
     revision: Revision = None
-    files: tuple[str, ...] = Field(min_length=1, description="Patterns of the files to download.")
+    files: tuple[Pattern, ...] = Field(
+        min_length=1, description="Patterns of the files to download."
+    )
     sha256: dict[str, str] = Field(
         {}, description="Hash by file, of files whose content must be the known one."
     )
 
 
-class HubModel(HubFiles):
-    """One published model, or one of your own in a folder."""
+class Weights(HubFiles):
+    """Weights in a repository, or in a folder of your own."""
 
     # A folder may take its place
     repo: Repo | None = Field(  # type: ignore[assignment]
@@ -78,9 +74,31 @@ class HubModel(HubFiles):
     )
     folder: str | None = Field(
         None,
-        description="Where the model lies, in diffusers' layout, in place of `repo` (then null).",
+        description=(
+            "Where the weights lie on disk, in place of `repo` (then null): a folder, or one file "
+            "of published weights."
+        ),
     )
     variant: Variant = None
+
+    @model_validator(mode="after")
+    def _has_one_place(self):
+        if (self.folder is None) == (self.repo is None):
+            raise ValueError(
+                "needs either `repo` or `folder`"
+                + (": set the other one to null" if self.repo else "")
+            )
+        return self
+
+    @property
+    def place(self) -> str:
+        """Return the repository or the folder."""
+        return self.repo or str(self.folder)
+
+
+class HubModel(Weights):
+    """One published model, or one of your own in a folder in diffusers' layout."""
+
     architecture: str | None = Field(
         None,
         description=(
@@ -88,16 +106,6 @@ class HubModel(HubFiles):
             "repository whose shape it has, for plans of a model that is not known here."
         ),
     )
-
-    @model_validator(mode="after")
-    def _has_one_place(self):
-        _check_one_place(self.repo, self.folder)
-        return self
-
-    @property
-    def place(self) -> str:
-        """Return the repository or the folder."""
-        return self.repo or str(self.folder)
 
 
 class HubStyles(Settings):
@@ -117,35 +125,21 @@ class HubPrompts(HubFiles):
     styles: HubStyles | None = Field(None, description="Lists that give each prompt's style.")
 
 
-class PublishedModel(Settings):
+class PublishedModel(Weights):
     """Published or exported weights, evaluated with the runs.
 
-    A transformer or a LoRA, on the hub or in a folder (docs/howto/export.md).
+    A transformer or a LoRA, on the hub, in a folder or in one file (docs/howto/export.md).
     """
 
-    folder: str | None = Field(
-        None, description="Where exported or published weights lie: a folder, or one file."
-    )
-    repo: Repo | None = Field(
-        None, description="Repository on the hub, as owner/name, in place of a folder."
-    )
-    revision: Revision = None
-    files: tuple[str, ...] = Field(
+    files: tuple[Pattern, ...] = Field(
         ("*.safetensors", "*.json"),
         description="Patterns of the files to download, or of those in the folder.",
     )
-    variant: Variant = None
-    sha256: dict[str, str] = Field({}, description="Hash by file.")
     trained_on: dict[str, float] = Field({}, description="Weight by reward, if known.")
     method: str | None = Field(
         None, description="Method whose row of the paper's table is shown next to it."
     )
     label: str | None = Field(None, description="Name in reports.")
-
-    @model_validator(mode="after")
-    def _has_one_place(self):
-        _check_one_place(self.repo, self.folder)
-        return self
 
 
 class HubModels(Settings):

@@ -10,7 +10,7 @@ from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import complaint
 from g2rpo_core.foundation.layout import hint_for
 from g2rpo_core.foundation.texts import echo
-from g2rpo_core.hub.download import REVISIONS, Revisions, download_models
+from g2rpo_core.hub.download import REVISIONS, download_models, known_revisions
 from g2rpo_core.hub.model_store import LOCK, ModelStore, write_lock
 from g2rpo_core.hub.settings import HubModel
 from g2rpo_core.rewards.registry import check, models_of
@@ -49,7 +49,7 @@ def folder_of_rewards(names: Sequence[str], section: Section, place: Place) -> P
                 "give a --profile that has it (docs/rewards.md)"
             )
     repos = {model: place[model] for models in read.values() for model in models}
-    folder, revisions = LOCKS / _key(repos), Revisions(REVISIONS / "models.json")
+    folder, revisions = LOCKS / _key(repos), REVISIONS / "models.json"
     if not attempt(lambda: _check_fetched(folder, repos, revisions))[0]:
         write_lock(folder, download_models(repos, revisions, folder))
     echo(*describe_weights(read, folder), file=sys.stderr)
@@ -79,16 +79,17 @@ def _key(repos: Mapping[str, HubModel]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _check_fetched(folder: Path, repos: Mapping[str, HubModel], revisions: Revisions) -> bool:
+def _check_fetched(folder: Path, repos: Mapping[str, HubModel], revisions: Path) -> bool:
     """Say whether a lock has every model at its revision; UserError if files are gone or damaged.
 
     A profile need not pin a revision: then the one that was looked up counts.
     """
     store = ModelStore(folder)
-    for name, model in repos.items():
+    for name in repos:
         store.folder(name)
-        if model.repo and store.entry(name)["revision"] != (
-            model.revision or revisions.known.get(model.repo)
-        ):
-            return False
-    return True
+    known = known_revisions(revisions)
+    return all(
+        model.folder
+        or store.entry(name)["revision"] == (model.revision or known.get(str(model.repo)))
+        for name, model in repos.items()
+    )

@@ -118,7 +118,7 @@ def test_a_revision_that_was_looked_up_counts_until_its_line_is_deleted(
 def test_a_file_that_is_not_the_pinned_one_is_refused(repos, hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hub.repos[repos["hps"]].files["HPS_v2.1_compressed.pt"] = tmp_path / "prompts.txt"
-    with refused("models.repos.hps: .*is damaged or not the published file"):
+    with refused("models.repos.hps: .*is not the published file that the profile pins"):
         fetched("hps")
     with pytest.raises(UserError):  # not even at a second start
         fetched("hps")
@@ -194,7 +194,7 @@ def test_without_weights_one_line_says_what_to_do_and_asks_no_hub(
 def test_a_server_has_the_published_weights_of_its_reward_alone(repos, hub, tmp_path):
     online = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
     words = ("--published", "--reward", "hps")
-    with serving(*words, folder=tmp_path, HF_HUB_DISABLE_XET="1", **online) as server:
+    with serving(*words, folder=tmp_path, **online) as server:
         assert " serves hps: HPS-v2.1, version " in server.first_line
         assert f"hps: {repos['hps']}@" in server.log.read_text()
     assert set(hub.asked) == {repos["hps"]}

@@ -59,7 +59,10 @@ MAKES = "the stage `{0}` makes it: dvc repro {0}"
         ),
         (
             "hub/models--a--b/model.bin",
-            "delete it, then dvc repro --force --single-item models (or published) fetches it",
+            (
+                "dvc repro --force --single-item models (or published) checks it, "
+                "and mends it or says what to delete"
+            ),
         ),
         ("mine/models/prompts.txt", ""),
     ],

@@ -1,14 +1,23 @@
 """Prompts of a data set on a hub, with styles from lists of their own."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from g2rpo_core.data.choice import fetch_prompts
-from g2rpo_core.hub.download import Revisions
 from g2rpo_core.hub.settings import HubPrompts
+from tests.conftest import ROOT
+from tests.fixtures.commands import run_module
 from tests.fixtures.errors import refused
+from tests.fixtures.small_hub import HubHandler
+from tests.fixtures.waiting import HUNG
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -35,7 +44,7 @@ def prompts(hub, tmp_path):
         return fetch_prompts(
             "prompts.train",
             HubPrompts.model_validate_json(json.dumps(settings)),
-            Revisions(tmp_path / "revisions.json"),
+            tmp_path / "revisions.json",
         )
 
     return fetch
@@ -99,3 +108,40 @@ def test_styles_come_from_the_lists_that_have_the_prompts(prompts, capsys):
 def test_what_is_not_as_the_profile_says_ends_in_one_line(prompts, changes, message):
     with refused(re.escape(message)):
         prompts(**changes)
+
+
+@pytest.mark.pipeline
+def test_a_stopped_download_ends_at_once_and_the_next_start_names_its_rest(hub, here, monkeypatch):
+    """Left alone, the client would first finish its files, which may take hours."""
+    chunks_asked, go_on, send = threading.Event(), threading.Event(), HubHandler.send_content
+
+    def send_late(handler, path, content, **headers):
+        if "/chunks/" in handler.path:
+            chunks_asked.set()
+            go_on.wait(HUNG)
+        send(handler, path, content, **headers)
+
+    monkeypatch.setattr(HubHandler, "send_content", send_late)
+    Path("published").mkdir()
+    texts = {"prompt": [f"a cat, {number}" for number in range(9)]}
+    pd.DataFrame(texts).to_parquet("published/train.parquet")
+    hub.add("somebody/prompts", REVISION, Path("published"))
+    Path("profiles").mkdir()
+    train = {"repo": "somebody/prompts", "revision": REVISION, "files": ["train.parquet"]}
+    mine = {"extends": "tiny", "prompts": {"train": train}}
+    Path("profiles", "mine.yaml").write_text(json.dumps(mine))
+    Path("profiles", "tiny.yaml").symlink_to(ROOT / "profiles" / "tiny.yaml")
+    environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(here / "home"), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "stages.prompts", "--profile", "mine"]
+    stage = subprocess.Popen(
+        command, env=os.environ | environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
+    )
+    assert chunks_asked.wait(HUNG)
+    stage.terminate()
+    stopped = b"error: stopped; complete files are kept, and the same command goes on\n"
+    assert stage.communicate(timeout=HUNG)[1].endswith(stopped) and stage.returncode == 143
+    go_on.set()
+    done = run_module("stages.prompts", "--profile", "mine", folder=here, **environ)
+    named = re.search(r": 1 unfinished downloads, .*: rm (.*)/(.*), if none runs", done.stdout)
+    assert done.returncode == 0 and named, done.stderr
+    assert len(list(Path(named[1]).glob(named[2]))) == 1

@@ -233,7 +233,7 @@ def run_stages(name: str, profile: dict, hub, folder: Path, home: Path, monkeypa
     )
 
     asking = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": "token"}
-    online = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    online = {"HF_HUB_OFFLINE": "0"}
     for stage in ("models", "prompts", "published"):
         done = run_module(f"stages.{stage}", "--profile", name, folder=folder, **asking, **online)
         assert done.returncode == 0, done.stderr

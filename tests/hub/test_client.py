@@ -1,0 +1,119 @@
+"""What the locked hub's client keeps on the disk, and that none of it passes for a hash.
+
+The client promises neither the form of its lists nor the layout of its cache. If a new version
+fails here, look at `g2rpo_core/hub/download.py`: at `published_hashes` for the lists, and at
+`_check_published` for what it tells people to delete.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, snapshot_download
+
+from g2rpo_core.hub.download import download
+from g2rpo_core.hub.settings import HubFiles
+from tests.fixtures.errors import refused
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+CONTENT = {"config.json": b'{"layers": 2}', "vae/model.safetensors": bytes(range(256)) * 500}
+CHANGED = (
+    f"huggingface_hub {huggingface_hub.__version__} keeps other files: look at hub/download.py"
+)
+# Constants of the client, and where the cache has a large file then
+LAYOUTS = {
+    "a store of all repositories": ({}, "blobs/??/*"),
+    "blobs of a repository": ({"HF_HUB_DISABLE_SHARED_BLOBS": True}, "models--*/blobs/*"),
+    "blobs, by HTTP": ({"HF_HUB_DISABLE_XET": True}, "models--*/blobs/*"),
+    "no links": ({"HF_HUB_DISABLE_SYMLINKS": True}, "models--*/snapshots/*/vae/*"),
+}
+
+
+@pytest.fixture
+def files(hub, tmp_path):
+    """files(**changes) -> the locked files of a model with a small file and a large one."""
+    for name, content in CONTENT.items():
+        path = tmp_path / "published" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    hub.add("somebody/images", REVISION, tmp_path / "published")
+
+    def fetch(**changes):
+        wanted = {"repo": "somebody/images", "revision": REVISION, "files": ["*"], **changes}
+        settings = HubFiles.model_validate_json(json.dumps(wanted))
+        return download("model", settings, tmp_path / "revisions.json")[2]
+
+    return fetch
+
+
+def cached(file: str, revision: str = REVISION) -> Path:
+    return next(Path(constants.HF_HUB_CACHE).glob(f"*/snapshots/{revision}/{file}"))
+
+
+def damage(path: Path) -> None:
+    """Write another content of the same length, which the client takes for whole."""
+    path.resolve().chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def delete_what_is_named(files, **changes) -> None:
+    with pytest.raises(Exception, match="is damaged or not the published file") as error:
+        files(**changes)
+    named = str(error.value).rpartition(": delete ")[2].removesuffix(" and run again")
+    for path in named.split(" and "):
+        Path(path).unlink()
+
+
+def test_the_client_keeps_the_hubs_lists_as_they_are_read(files):
+    snapshot_download("somebody/images", revision=REVISION)
+    (kept,) = Path(constants.HF_HUB_CACHE).glob(f"models--*/trees/{REVISION}.json")
+    listed = json.loads(kept.read_text())["files"]
+    small, large = CONTENT.values()
+    git = hashlib.sha1(f"blob {len(small)}\0".encode() + small).hexdigest()
+    assert listed["config.json"].items() >= {"size": len(small), "blob_id": git}.items(), CHANGED
+    assert "lfs_sha256" not in listed["config.json"], CHANGED
+    sha256 = hashlib.sha256(large).hexdigest()
+    assert listed["vae/model.safetensors"]["lfs_sha256"] == sha256, CHANGED
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_file_is_what_the_hub_publishes_in_any_layout(files, monkeypatch, layout):
+    """What is damaged is named with what to delete, and then the next start downloads it."""
+    switches, pattern = LAYOUTS[layout]
+    for name, value in switches.items():
+        monkeypatch.setattr(constants, name, value)
+    whole = files()
+    path = cached("vae/model.safetensors").resolve()
+    assert path.relative_to(Path(constants.HF_HUB_CACHE).resolve()).match(pattern), CHANGED
+    for file, content in CONTENT.items():
+        damage(cached(file))
+        delete_what_is_named(files)
+        assert files() == whole and cached(file).read_bytes() == content
+
+
+def test_what_a_cache_without_links_copies_is_named_too(files, hub, monkeypatch):
+    """A revision that shares a file with one from when the cache had links gets a copy of it."""
+    files()
+    hub.repos["somebody/images"].revision = later = REVISION[::-1]
+    damage(cached("vae/model.safetensors"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
+    delete_what_is_named(files, revision=later)
+    assert files(revision=later)
+    assert not cached("vae/model.safetensors", later).is_symlink(), CHANGED
+
+
+def test_an_offline_cache_without_lists_is_used_with_a_warning(files, monkeypatch, capsys):
+    """Such as another program fills: only the profile's hashes say what is published."""
+    sha256 = {name: file["sha256"] for name, file in files().items()}
+    shutil.rmtree(next(Path(constants.HF_HUB_CACHE).glob("*/trees")))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    files(sha256={"config.json": sha256["config.json"]})
+    assert "says whether vae/model.safetensors are as published" in capsys.readouterr().err
+    files(sha256=sha256)
+    assert "warning" not in capsys.readouterr().err
+    damage(cached("config.json"))
+    with refused("config.json is not the published file that the profile pins"):
+        files(sha256=sha256)
