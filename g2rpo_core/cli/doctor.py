@@ -139,8 +139,10 @@ def missing(name: str, profile: Profile) -> Iterator[str]:
 
 def find_version(package: str) -> str:
     """Return a package's version, or `missing`."""
-    lacking = importlib.metadata.PackageNotFoundError
-    return attempt(partial(version_of, package), lacking)[0] or "missing"
+    return (
+        attempt(partial(version_of, package), importlib.metadata.PackageNotFoundError)[0]
+        or "missing"
+    )
 
 
 def commit() -> str | None:

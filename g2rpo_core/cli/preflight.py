@@ -25,7 +25,7 @@ from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.estimate.plan import Plan, make_plan
 from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.texts import visible
-from g2rpo_core.hub.download import explain_error
+from g2rpo_core.hub.download import REVISIONS, explain_error, known_revisions
 from g2rpo_core.numerics.cuda import why_none
 
 GIB = 2**30
@@ -130,14 +130,18 @@ def _hub(profile: Profile) -> Iterator[Check]:
             yield Check(not lacks, f"folder: {what}{lacks}")
             continue
         try:
-            wanted = {"revision": model.revision, "allow_patterns": list(model.files)}
-            local = partial(snapshot_download, model.repo, local_files_only=True, **wanted)
-            if attempt(local, LocalEntryNotFoundError)[0]:
+            revision = model.revision or known_revisions(REVISIONS / "models.json").get(model.repo)
+            wanted = {"revision": revision, "allow_patterns": list(model.files)}
+            if attempt(
+                partial(snapshot_download, model.repo, local_files_only=True, **wanted),
+                LocalEntryNotFoundError,
+            )[0]:
                 yield Check(True, f"hub: {model.repo}: in the cache")
                 continue
-            HfApi().model_info(model.repo, revision=model.revision, timeout=CONNECTS_WITHIN)
+            HfApi().model_info(model.repo, revision=revision, timeout=CONNECTS_WITHIN)
             HfApi().auth_check(model.repo)
-        except (OSError, HTTPError, ValueError) as error:
+        # An answer may be anything
+        except (OSError, HTTPError, ValueError, TypeError, LookupError, AttributeError) as error:
             yield Check(False, f"hub: {explain_error(what, model, error)}")
             continue
         yield Check(True, f"hub: {model.repo}: may be downloaded")

@@ -140,8 +140,10 @@ def load_profile(path: Path, study: Study | None = None, needed: Collection[str]
 
 def section_of(path: Path, name: str, schema: type[S]) -> S | None:
     """Return a section of a profile whose other sections may be wrong; None if it is unreadable."""
-    section = lambda: schema.model_validate_json(json.dumps(resolve(path).data.get(name)))
-    return attempt(section, (UserError, ValidationError))[0]
+    return attempt(
+        lambda: schema.model_validate_json(json.dumps(resolve(path).data.get(name))),
+        (UserError, ValidationError),
+    )[0]
 
 
 def resolve(path: Path, study: Study | None = None, needed: Collection[str] = ()) -> Resolved:

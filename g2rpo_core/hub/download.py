@@ -38,16 +38,21 @@ from huggingface_hub.utils import DEFAULT_IGNORE_PATTERNS, filter_repo_objects
 from huggingface_hub.utils.sha import git_hash
 
 from g2rpo_core.foundation.errors import TransientError, UserError, attempt
-from g2rpo_core.foundation.files import is_full, read_json, what_lacks, write_json
+from g2rpo_core.foundation.files import (
+    is_full,
+    read_json,
+    what_lacks,
+    write_json,
+)
 from g2rpo_core.foundation.manifest import describe_files, files_in
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import safe_folder
-from g2rpo_core.hub.pickled import PICKLED, convert_pickles, has_weights_alone
+from g2rpo_core.hub.pickled import convert_pickles, has_weights_alone
 from g2rpo_core.hub.pretrained import refuse_quantized
 from g2rpo_core.hub.settings import HubFiles, HubModel, Weights
 
 INSTEAD = "or use profile tiny"
-NO_SPACE = "no space left in {}: make room or set HF_HOME elsewhere, and run again"
+NO_SPACE = "no space left in {}: make room or set HF_HOME or HF_HUB_CACHE elsewhere, and run again"
 
 # Committed: what was looked up on the hub, of models and of prompts
 REVISIONS = Path("reports", "revisions")
@@ -66,10 +71,17 @@ def known_revisions(file: Path) -> dict[str, str]:
 def _look_up(file: Path, repo: str, repo_type: str) -> str:
     """Return the commit of a repository: the known one, or that of its main branch on the hub."""
     known = known_revisions(file)
+    commit = str(
+        known[repo]
+        if repo in known
+        else HfApi(endpoint=constants.ENDPOINT).repo_info(repo, repo_type=repo_type).sha
+    )
+    if not re.fullmatch("[0-9a-f]{40}", commit):
+        raise (UserError if repo in known else TransientError)(
+            f"{repo}: {commit[:60]!r} is no full commit, in "
+            f"{f'{file}: correct it' if repo in known else 'the answer of the hub: run again'}"
+        )
     if repo not in known:
-        commit = str(HfApi(endpoint=constants.ENDPOINT).repo_info(repo, repo_type=repo_type).sha)
-        if not re.fullmatch("[0-9a-f]{40}", commit):
-            raise TransientError(f"{repo}: the hub names no commit, but {commit[:60]}: run again")
         known = {repo: commit} | known_revisions(file)  # what another stage has looked up since
         echo(
             f"{repo}: no revision in the profile; {known[repo]} is now in {file}: commit that file"
@@ -96,7 +108,7 @@ def _model(where: str, model: HubModel, revisions: Path, root: Path) -> dict:
     folder, entry = fetch(where, model, revisions, root)
     entry |= {"outside": True} if model.folder is not None else {}
     files = sorted(entry["files"])
-    if model.variant or any(has_weights_alone(folder / file) for file in files):
+    if model.variant or any(has_weights_alone(file, files) for file in files):
         entry |= {"without_pickles": True} | ({"variant": model.variant} if model.variant else {})
         try:
             convert_pickles(folder, safe_folder(entry, model.variant), files, model.variant)
@@ -119,8 +131,12 @@ def fetch(where: str, model: Weights, revisions: Path, root: Path) -> tuple[Path
     if model.folder is not None:
         folder, files = files_of_folder(what, Path(model.folder), model.files)
         return folder, {"folder": os.path.relpath(folder, root), "files": files}
-    optional = () if "files" in model.model_fields_set else ("*.json",)
-    folder, revision, files = download(what, model, revisions, optional=optional)
+    folder, revision, files = download(
+        what,
+        model,
+        revisions,
+        optional=() if "files" in model.model_fields_set else ("*.json",),
+    )
     return folder, {"repo": model.repo, "revision": revision, "files": files}
 
 
@@ -135,7 +151,9 @@ def files_of_folder(
     if not place.exists():
         raise UserError(f"{what}: {place} does not exist")
     folder, wanted = (
-        (place.parent, [place.name, "*.json"]) if place.is_file() else (place, list(patterns))
+        (place.parent, [place.name.replace("[", "[[]"), "*.json"])
+        if place.is_file()
+        else (place, list(patterns))
     )
     # Without the notes of the client, which may have downloaded into this folder
     files = filter_repo_objects(
@@ -174,14 +192,20 @@ def download(
         )
         # What can be refused is refused before gigabytes are downloaded
         published = published_hashes(cache, wanted.repo, **commit)
-        names = files_in(Path(snapshot())) if published is None else list(published)
+        names = published or dict.fromkeys(files_in(Path(snapshot())), "")
         chosen = _choose(what, wanted, names, optional)
         if published is not None and not constants.HF_HUB_OFFLINE:
             _check_disk(what, cache, snapshot(dry_run=True), published)
         for config in filter_repo_objects(chosen, allow_patterns=["config.json", "*/config.json"]):
-            path = hf_hub_download(wanted.repo, config, **commit)
-            refuse_quantized(Path(path), f"{what}: {config}")
+            refuse_quantized(
+                Path(hf_hub_download(wanted.repo, config, **commit)), f"{what}: {config}"
+            )
         folder = Path(snapshot())
+        files = describe_files(folder, chosen)
+        expected = (published or {}) | dict(wanted.sha256)
+        for name in files.keys() & expected.keys():
+            files[name]["published"] = expected[name].lower()
+            _check_published(what, cache, folder / name, files[name], name in wanted.sha256)
     except UserError:
         raise
     # The client passes on what it meets in an answer, and of Xet storage a bare RuntimeError
@@ -190,20 +214,10 @@ def download(
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    files = describe_files(folder, chosen)
-    for name, about in files.items():
-        if published is not None:
-            about["published"] = published[name]
-            _check_published(what, cache, folder / name, about)
-        if wanted.sha256.get(name, about["sha256"]) != about["sha256"]:
-            raise UserError(
-                f"{what}: {folder / name} is not the published file that the profile pins (sha256 "
-                f"{about['sha256']}, not {wanted.sha256[name]}): correct sha256 or the revision"
-            )
-    if published is None and (unchecked := sorted(files.keys() - wanted.sha256.keys())):
+    if unchecked := sorted(files.keys() - expected.keys()):
         echo(
             f"warning: {what}: offline, and the cache has no list of revision {revision}: nothing "
-            f"says whether {', '.join(unchecked)} are as published: start once without "
+            f"says whether {', '.join(unchecked)} are as published, or all: start once without "
             "HF_HUB_OFFLINE, or pin their sha256",
             file=sys.stderr,
         )
@@ -229,7 +243,7 @@ def published_hashes(
     (huggingface_hub/_tree_cache.py; tests/hub/test_client.py).
     """
     listed = lambda: {
-        name: file.get("lfs_sha256") or file["blob_id"]
+        name: str(file.get("lfs_sha256") or file["blob_id"])
         for name, file in read_json(cache / "trees" / f"{revision}.json", dict)["files"].items()
     }
     cached = attempt(listed, (UserError, KeyError, TypeError, AttributeError))[0]
@@ -246,18 +260,24 @@ def published_hashes(
 
 
 def _choose(
-    what: str, wanted: HubFiles, names: Sequence[str], optional: Sequence[str]
+    what: str, wanted: HubFiles, published: Mapping[str, str], optional: Sequence[str]
 ) -> list[str]:
-    """Return the files of the patterns; UserError for a pattern or a pinned hash of no file."""
-    chosen = list(filter_repo_objects(names, allow_patterns=list(wanted.files)))
+    """Return the files of the patterns; UserError for a pattern or a pinned hash that fits none."""
+    chosen = list(filter_repo_objects(published, allow_patterns=list(wanted.files)))
+    where = f"at revision {wanted.revision}" + (
+        " in this cache: correct it, or unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else ""
+    )
     for pattern in wanted.files:
-        if pattern not in optional and not any(filter_repo_objects(names, allow_patterns=pattern)):
-            raise UserError(f"{what} has no file {pattern} at revision {wanted.revision}")
-    if unknown := sorted(wanted.sha256.keys() - set(chosen)):
-        raise UserError(
-            f"{what}: sha256 names {unknown[0]}, which is not among its files at revision "
-            f"{wanted.revision}"
-        )
+        if pattern not in optional and not any(filter_repo_objects(chosen, allow_patterns=pattern)):
+            raise UserError(f"{what} has no file {pattern} {where}")
+    for name, pinned in wanted.sha256.items():
+        if name not in chosen:
+            raise UserError(f"{what}: sha256 names {name}, which is not among its files {where}")
+        if len(published[name]) == 64 and published[name] != pinned.lower():
+            raise UserError(
+                f"{what}: {name} is not the published file that the profile pins (sha256 "
+                f"{published[name]}, not {pinned}): correct sha256 or the revision"
+            )
     return chosen
 
 
@@ -284,28 +304,44 @@ def explain_error(
         RepositoryNotFoundError: f"does not exist, or is private: {login}, "
         f"for an account that can see {page}",
     }
-    # By the hub itself, and not by its storage
-    refused = (
-        isinstance(cause, HfHubHTTPError)
-        and type(cause) is HfHubHTTPError
-        and cause.response.status_code in (401, 403)
-        and str(cause.response.url).startswith(constants.ENDPOINT)
-    )
-    if problem := problems.get(RepositoryNotFoundError if refused else type(cause)):
+    if problem := problems.get(type(cause)):
         return UserError(f"{what} {problem}")
-    if lacks := NO_SPACE.format(constants.HF_HUB_CACHE) if is_full(cause) else what_lacks(cause):
-        return UserError(f"{what}: {lacks}")
-    # An address in it may have been signed; a RuntimeError is of Xet storage
+    # An address in it may have been signed
     reason = " ".join(re.sub(r"\?\S+", "", str(cause)).split())[:200]
+    # By the hub itself, for good, and not by its storage
+    if (
+        isinstance(cause, HfHubHTTPError)
+        and 400 <= cause.response.status_code < 500
+        and cause.response.status_code not in (408, 425, 429)
+        and str(cause.response.url).startswith(constants.ENDPOINT)
+    ):
+        return UserError(
+            f"{what} is refused ({reason}): see {page}, and {login} for an account and a token "
+            f"that may read it; {INSTEAD}"
+        )
+    lacks = (
+        NO_SPACE.format(constants.HF_HUB_CACHE)
+        if is_full(cause)
+        else what_lacks(cause)
+        or (isinstance(cause, OSError) and cause.filename and f"{cause.filename}: {cause.strerror}")
+    )
+    # Of this machine, and not of the server's text
+    if lacks and not isinstance(cause, HfHubHTTPError):
+        return UserError(f"{what}: {lacks}")
     return TransientError(
         f"{what} could not be downloaded ({type(cause).__name__}: {reason}): run again"
+        # hf_xet raises no other
         f"{', or with HF_HUB_DISABLE_XET=1' if isinstance(cause, RuntimeError) else ''}; "
         f"complete files are kept (hub: {constants.ENDPOINT}); {INSTEAD}"
     )
 
 
-def _check_published(what: str, cache: Path, path: Path, about: Mapping[str, Any]) -> None:
+def _check_published(
+    what: str, cache: Path, path: Path, about: Mapping[str, Any], pinned: bool
+) -> None:
     """Check a file's hash; UserError, with what to delete, if it is not the published one.
+
+    pinned: the profile names that hash, and not the hub.
 
     Where the cache has no links, a file may be a copy of one in `blobs`, and be made from it again.
     """
@@ -317,6 +353,7 @@ def _check_published(what: str, cache: Path, path: Path, about: Mapping[str, Any
         raise UserError(
             f"{what}: {path} is damaged or not the published file "
             f"(hash {actual}, not {published}): delete {delete} and run again"
+            f"{', or correct sha256 in the profile' if pinned else ''}"
         )
 
 
@@ -325,7 +362,7 @@ def _unfinished(cache: Path) -> str:
     count = len(list(cache.glob("blobs/*.incomplete")))
     return (
         f"{count} unfinished downloads, of starts that were killed or still run: "
-        f"rm {cache}/blobs/*.incomplete, if none runs"
+        f"rm '{cache}'/blobs/*.incomplete, if none runs"
         if count
         else ""
     )
@@ -338,7 +375,7 @@ def _check_disk(
     # By content: the client downloads once what two files share
     sizes = {
         published[file.filename]: (file.file_size or 0)
-        * (2 if Path(file.filename).suffix in PICKLED else 1)
+        * (2 if has_weights_alone(file.filename, published) else 1)
         for file in files
         if file.will_download
     }
@@ -346,7 +383,9 @@ def _check_disk(
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
-        advice = filter(None, ["make room or set HF_HOME elsewhere", _unfinished(cache)])
+        advice = filter(
+            None, ["make room or set HF_HOME or HF_HUB_CACHE elsewhere", _unfinished(cache)]
+        )
         raise UserError(
             f"{what} needs {needed / 1e9:.1f} GB, {existing} has {free / 1e9:.1f} GB free: "
             f"{'; '.join(advice)}"

@@ -115,5 +115,5 @@ def test_an_offline_cache_without_lists_is_used_with_a_warning(files, monkeypatc
     files(sha256=sha256)
     assert "warning" not in capsys.readouterr().err
     damage(cached("config.json"))
-    with refused("config.json is not the published file that the profile pins"):
+    with refused("config.json is damaged or not the published file .*, or correct sha256"):
         files(sha256=sha256)

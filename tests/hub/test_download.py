@@ -170,6 +170,7 @@ def test_a_token_with_the_licence_opens_a_gated_repo(hub, monkeypatch):
 )
 def test_what_is_not_as_published_is_named(hub, changes, message):
     assert re.search(message, refusal(models(**changes)))
+    assert hub.ranges == []
 
 
 def test_a_cut_download_goes_on_from_where_it_stopped(hub, monkeypatch):
@@ -220,7 +221,7 @@ def test_a_full_disk_is_seen_before_anything_is_loaded(hub, monkeypatch):
     """What two files share is downloaded once."""
     usage = shutil.disk_usage("/")._replace(free=200_000)
     monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda path: usage)
-    assert "GB free: make room or set HF_HOME elsewhere" in refusal(models())
+    assert "GB free: make room or set HF_HOME or HF_HUB_CACHE elsewhere" in refusal(models())
     assert hub.ranges == []
     shutil.copy(hub.folder / "vae" / "model.safetensors", hub.folder / "vae" / "same.safetensors")
     hub.add(REPO, REVISION, hub.folder)
@@ -280,11 +281,14 @@ def test_a_revision_that_is_not_pinned_is_looked_up_once_and_kept(hub, capsys):
     )  # looked up again; this hub has the files of one revision alone
 
 
-def test_a_damaged_file_of_revisions_ends_in_one_line(here):
+def test_a_damaged_file_of_revisions_ends_in_one_line(here, hub):
     (file := Path("reports", "revisions", "models.json")).parent.mkdir(parents=True)
     file.write_text('{"a/b": ')
     with pytest.raises(UserError, match="models.json: .*restore it with `git checkout"):
         known_revisions(file)
+    file.write_text(json.dumps({REPO: None}))
+    with refused("'None' is no full commit, in reports/revisions/models.json: correct it"):
+        download_models(models(revision=None).repos, file, here)
 
 
 def test_a_trainers_arguments_beside_safetensors_are_neither_read_nor_in_the_way(hub):
@@ -294,6 +298,8 @@ def test_a_trainers_arguments_beside_safetensors_are_neither_read_nor_in_the_way
     hub.add(REPO, REVISION, hub.folder)
     entry = fetch(models(files=["*.safetensors", "*.bin", "config.json"]))["pipeline"]
     assert "without_pickles" not in entry and "training_args.bin" in entry["files"]
+    # What another program has downloaded beside it is not looked at
+    assert fetch(models(files=["scorer.pt"]))["pipeline"]["without_pickles"]
 
 
 def test_a_model_in_a_folder_is_locked_and_nothing_is_copied(tmp_path):

@@ -142,6 +142,6 @@ def test_a_stopped_download_ends_at_once_and_the_next_start_names_its_rest(hub, 
     assert stage.communicate(timeout=HUNG)[1].endswith(stopped) and stage.returncode == 143
     go_on.set()
     done = run_module("stages.prompts", "--profile", "mine", folder=here, **environ)
-    named = re.search(r": 1 unfinished downloads, .*: rm (.*)/(.*), if none runs", done.stdout)
+    named = re.search(r": 1 unfinished downloads, .*: rm '(.*)'/(.*), if none", done.stdout)
     assert done.returncode == 0 and named, done.stderr
     assert len(list(Path(named[1]).glob(named[2]))) == 1
