@@ -203,7 +203,7 @@ def download(
         folder = Path(snapshot())
         files = describe_files(folder, chosen)
         expected = (published or {}) | dict(wanted.sha256)
-        for name in files.keys() & expected.keys():
+        for name in sorted(files.keys() & expected.keys()):
             files[name]["published"] = expected[name].lower()
             _check_published(what, cache, folder / name, files[name], name in wanted.sha256)
     except UserError:
