@@ -38,12 +38,7 @@ from huggingface_hub.utils import DEFAULT_IGNORE_PATTERNS, filter_repo_objects
 from huggingface_hub.utils.sha import git_hash
 
 from g2rpo_core.foundation.errors import TransientError, UserError, attempt
-from g2rpo_core.foundation.files import (
-    is_full,
-    read_json,
-    what_lacks,
-    write_json,
-)
+from g2rpo_core.foundation.files import is_full, read_json, what_lacks, write_json
 from g2rpo_core.foundation.manifest import describe_files, files_in
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import safe_folder
@@ -341,9 +336,8 @@ def _check_published(
 ) -> None:
     """Check a file's hash; UserError, with what to delete, if it is not the published one.
 
-    pinned: the profile names that hash, and not the hub.
-
     Where the cache has no links, a file may be a copy of one in `blobs`, and be made from it again.
+    pinned: the profile names the hash.
     """
     published = about["published"]
     actual = about["sha256"] if len(published) == 64 else git_hash(path.read_bytes())
@@ -375,7 +369,7 @@ def _check_disk(
     # By content: the client downloads once what two files share
     sizes = {
         published[file.filename]: (file.file_size or 0)
-        * (2 if has_weights_alone(file.filename, published) else 1)
+        * (2 if has_weights_alone(file.filename, [other.filename for other in files]) else 1)
         for file in files
         if file.will_download
     }

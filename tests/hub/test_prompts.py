@@ -123,18 +123,19 @@ def test_a_stopped_download_ends_at_once_and_the_next_start_names_its_rest(hub, 
 
     monkeypatch.setattr(HubHandler, "send_content", send_late)
     Path("published").mkdir()
-    texts = {"prompt": [f"a cat, {number}" for number in range(9)]}
-    pd.DataFrame(texts).to_parquet("published/train.parquet")
+    pd.DataFrame({"prompt": ["a cat", "a dog"]}).to_parquet("published/train.parquet")
     hub.add("somebody/prompts", REVISION, Path("published"))
     Path("profiles").mkdir()
     train = {"repo": "somebody/prompts", "revision": REVISION, "files": ["train.parquet"]}
-    mine = {"extends": "tiny", "prompts": {"train": train}}
-    Path("profiles", "mine.yaml").write_text(json.dumps(mine))
+    Path("profiles", "mine.yaml").write_text(
+        json.dumps({"extends": "tiny", "prompts": {"train": train}})
+    )
     Path("profiles", "tiny.yaml").symlink_to(ROOT / "profiles" / "tiny.yaml")
     environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(here / "home"), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-m", "stages.prompts", "--profile", "mine"]
     stage = subprocess.Popen(
-        command, env=os.environ | environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
+        [sys.executable, "-m", "stages.prompts", "--profile", "mine"],
+        env=os.environ | environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
     )
     assert chunks_asked.wait(HUNG)
     stage.terminate()
