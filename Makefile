@@ -16,7 +16,7 @@ export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help env has-env reproduce verify compare gpu-first check lint fast format docs docs-serve rehearse test test-slow test-engines test-portable lock bom clean
+.PHONY: help env has-env reproduce vouch verify compare gpu-first check lint fast format docs docs-serve rehearse test test-slow test-engines test-portable lock bom clean
 
 help: ## list the targets, and the first things to try
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-13s %s\n' "$$name" "$$text"; done
@@ -34,7 +34,10 @@ reproduce: env ## from nothing to reports/report.html: installs, then runs the w
 	$(BIN)/python -m pipeline.reproduce
 	@echo "report: $(CURDIR)/reports/report.html"
 
-verify: has-env ## compare the outputs of this checkout with the committed ones: how far they are, whether the conclusions are the same, and why
+vouch: has-env ## give changed code that computes the same bits the version that it had (90 s); NEW="train" names stages that compute others
+	@NEW='$(NEW)' UNTRIED='$(UNTRIED)' BASELINE='$(BASELINE)' $(BIN)/python -m tools.vouch
+
+verify: has-env ## compare the outputs of this checkout with the committed ones: which differ, and by how much
 	@$(BIN)/python -m pipeline.verify
 
 compare: env ## the study `compare`: every method, two sets of rewards, three seeds (an hour on two cores)

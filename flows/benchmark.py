@@ -45,7 +45,10 @@ def main() -> None:
             environment = {**os.environ, "PREFECT_API_URL": api}
             python = sys.executable
             compared = {
-                "dvc repro": ([python, "-m", "dvc", "repro"], "Data and pipelines are up to date."),
+                "dvc repro": (
+                    [python, "-m", "dvc", "repro"],
+                    "Stage 'report' didn't change, skipping",
+                ),
                 "flow": (
                     [python, "-c", "from flows.pipeline import reproduce; reproduce()"],
                     "0 of",

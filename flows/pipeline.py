@@ -76,9 +76,10 @@ def run_chosen(choose: Callable[[dict[str, Stage]], dict[str, Stage]], side_by_s
     """Run the stages of the graph that `choose` returns; a UserError becomes one line."""
     try:
         stages = read_graph()
-        # seconds; only after it is known what else has changed
-        if (profile := stages.get("profile")) and profile.changed:
-            state = run_stages({profile.name: profile}, 1)
+        # seconds; only after them it is known what else has changed
+        first = {name: stages[name] for name in ("code", "profile") if name in stages}
+        if any(stage.changed for stage in first.values()):
+            state = run_stages(first, 1)
             if not state.is_completed():
                 return state
             stages = read_graph()

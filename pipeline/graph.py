@@ -11,9 +11,11 @@ from dvc.repo import Repo, lock_repo
 from pydantic import Field, ValidationError
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import in_one_line, what_lacks
+from g2rpo_core.foundation.files import in_one_line, read_text, what_lacks
 from g2rpo_core.foundation.layout import hint_for
 from g2rpo_core.foundation.settings import Settings, problems_of
+from stages.code import text_of
+from stages.versions import versions
 
 
 class FlowMeta(Settings):
@@ -69,7 +71,7 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
         repo = Repo(str(project), _wait_for_lock=True)
         with lock_repo(repo):
             graph = repo.index.graph
-            changed = {node.addressing for node in graph.nodes if _changed(node)}
+            changed = {node.addressing for node in graph.nodes if _changed(node, project)}
     except DvcException as error:
         raise UserError(f"{project.resolve()}: {explain(error)}") from None
     except OSError as error:  # nothing is wrong with the files
@@ -111,12 +113,18 @@ def explain(error: DvcException) -> str:
     return " ".join(reason.split())
 
 
-def _changed(node) -> bool:
-    """Tell whether a stage has changed, as in `dvc status`, or another run uses its files."""
+def _changed(node, project: Path) -> bool:
+    """Tell whether a stage has changed, as in `dvc status`, or another run uses its files.
+
+    The stage `code`, which always has for DVC, has if another version of code is on disk.
+    """
     try:
-        return bool(node.status())
+        found = node.status().get(node.addressing, [])
     except LockError:
         return True
+    if node.name != "code" or found != ["always changed"]:
+        return bool(found)
+    return read_text(project / "reports" / "code.yaml") != text_of(versions())
 
 
 def _meta(node) -> FlowMeta:

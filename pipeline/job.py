@@ -24,7 +24,7 @@ from g2rpo_core.foundation.manifest import write_sealed
 from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.foundation.texts import echo, reason
 from pipeline.jobs import JOBS, SUBMITTED, queued, submitted
-from stages.dvc import update_profile
+from stages.dvc import run_dvc
 from stages.entry import ends_in_one_line
 
 TEMPLATE = Path(__file__).with_name("job.sbatch.j2")
@@ -140,7 +140,7 @@ def campaign(args: argparse.Namespace) -> tuple[str, list[Job]]:
         raise UserError(
             f"launch: params.yaml has profile {wanted.profile}, not {args.profile}: name it there"
         )
-    if (done := update_profile()).returncode:
+    if (done := run_dvc("repro", "profile")).returncode:
         raise UserError(f"launch: dvc repro profile: {reason(done.stderr)}")
     stale: set[str] = set()
     for name, stage in read_graph().items():

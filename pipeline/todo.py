@@ -27,6 +27,7 @@ from pipeline.cached import Params, restorable, unstored
 from pipeline.graph import explain
 from stages.entry import ends_in_one_line
 from stages.paths import REPORTS
+from stages.versions import versions
 
 if TYPE_CHECKING:  # its package loads torch
     from g2rpo_core.config import Profile
@@ -103,6 +104,7 @@ def due(repo: Repo) -> Iterator[Due]:
     run = load_run()
     settings = load_profile(profile_path(run.profile))
     data = written_data(resolve(profile_path(run.profile)).data, run.methods, run.published)
+    data["code"] = versions()
     graph = repo.index.graph
     params = lambda dep: (
         at(data, dep.params) if Path(dep.def_path) == SETTINGS else dep.read_params(flatten=False)
@@ -118,7 +120,7 @@ def due(repo: Repo) -> Iterator[Due]:
         before = [
             each.name
             for each in graph.successors(stage)
-            if each.name in found and each.name != "profile"
+            if each.name in found and each.name not in ("code", "profile")
         ]
         if stage.name not in ran_once:
             reasons = [NEVER]
@@ -171,7 +173,9 @@ def changes(stage: Any, params: Params) -> Iterator[str]:
             and dep.status()
         ):
             files.append(str(path))
-    if settings:
+    if code := [key for key in settings if key.startswith("code.")]:
+        yield f"code of the stage {code[0].removeprefix('code.')}"
+    if settings := [key for key in settings if key not in code]:
         yield f"settings: {some(settings)}"
     if files:
         yield f"changed: {some(files)}"

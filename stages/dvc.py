@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.texts import echo, reason
 from stages.paths import RunPaths
+from stages.versions import is_begun_with
 
 if TYPE_CHECKING:  # DVC is an extra
     from dvc.stage import Stage
@@ -42,18 +43,19 @@ def commit(
             file=sys.stderr,
         )
         return False
-    if not attempt(unchanged)[0]:  # or no longer readable
+    if not (attempt(unchanged)[0] and is_begun_with(stage)):  # or no longer readable
         echo(
             "DVC does not know this run: its settings, code or inputs have changed since it began",
             file=sys.stderr,
         )
         return False
-    done = update_profile(project)
+    # Stages that run read the profile, and block it if it is not up to date
+    done = run_dvc("repro", "profile", project=project)
     # It depends on what it starts from, or on nothing
     if not done.returncode and stage.startswith("train@") and project == Path("."):
-        done = _dvc("repro", "--single-item", "published", project=project)
+        done = run_dvc("repro", "--single-item", "published", project=project)
     if not done.returncode:
-        done = _dvc("commit", "--force", stage, project=project)
+        done = run_dvc("commit", "--force", stage, project=project)
     if done.returncode:
         echo(
             f"DVC does not know this run yet ({reason(done.stderr)}); before the next dvc repro, "
@@ -99,13 +101,7 @@ def commit_command(stage: str, project: Path) -> str:
     return f"{'' if project == Path('.') else f'cd {project} && '}dvc commit -f {stage}"
 
 
-def update_profile(project: Path = Path(".")) -> subprocess.CompletedProcess[str]:
-    """Run DVC's stage `profile` unless up to date: stages that run read its output and block it."""
-    checked = _dvc("status", "--quiet", "profile", project=project)
-    return _dvc("repro", "profile", project=project) if checked.returncode else checked
-
-
-def _dvc(*words: str, project: Path) -> subprocess.CompletedProcess[str]:
+def run_dvc(*words: str, project: Path = Path(".")) -> subprocess.CompletedProcess[str]:
     """Run DVC, which waits for its lock; wait ten minutes for its other runs on the same files."""
     for _ in range(BUSY_TRIES):
         command = [sys.executable, "-m", "dvc", "--wait-for-lock", *words]

@@ -26,7 +26,8 @@ from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.numerics.portable import in_use
 from g2rpo_core.numerics.processes import device_of
 from stages.entry import arguments, ends_in_one_line, sections
-from stages.paths import declared_code, model_folders, run_paths
+from stages.paths import model_folders, run_paths
+from stages.versions import code_of
 
 SECTIONS = ("numerics", "embed")
 
@@ -42,8 +43,8 @@ def main(runtime: Runtime = REAL) -> None:
     # Read prompts and text encoders, and check that every prompt fits
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
     sets: dict[str, Sequence[Prompt]] = {name: load_prompts(file) for name, file in files.items()}
-    decide = [*declared_code("embed"), models / LOCK, *files.values()]
-    if made.reuse(key := made.key_of(settings, decide, in_use()), embeddings):
+    inputs, code = [models / LOCK, *files.values()], code_of("embed")
+    if made.reuse(key := made.key_of(settings, inputs, in_use(), str(code)), embeddings):
         return
     folder = ModelStore(models).folder("pipeline")
     with runtime.phase("load"):
@@ -56,7 +57,7 @@ def main(runtime: Runtime = REAL) -> None:
     config = base.transformer.load_config(folder / "transformer")
     # Find what an interrupted run has written, and check the room for the rest
     shapes = base.encoding_shapes(config, limit, pipeline.tokenizer.model_max_length)
-    folder = runtime.scratch("embed", home, {"embed": settings}, decide)
+    folder = runtime.scratch("embed", home, {"embed": settings, **code}, inputs)
     width = sum(math.prod(shape) for shape in shapes.values())
     written = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
     online = ["train"] if settings.encode == "online" else []

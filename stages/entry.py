@@ -17,7 +17,9 @@ from g2rpo_core.foundation.files import what_lacks
 from g2rpo_core.foundation.profiles import OF_BASE, study_path
 from g2rpo_core.foundation.settings import checked_name
 from g2rpo_core.foundation.texts import echo, show_any_text, visible
+from stages.paths import run_paths
 from stages.start import after_imports
+from stages.versions import check_recorded
 
 if TYPE_CHECKING:  # its package loads torch
     from g2rpo_core.config import ResolvedRun
@@ -47,7 +49,10 @@ def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
     A study's changes are in them. This process computes by the profile's numerics from now on. With
     the section `methods` comes `run`, which resolves one of its entries; `drawn` is written into
     the resolved profile by the stage `profile`.
+
+    UserError if DVC started this stage for other code.
     """
+    check_recorded(run_paths(args.profile, args.study).reports / "profile.yaml")
     # Late, so that --help does not wait for torch
     from g2rpo_core.config import evaluated_together, load_profile, load_study, profile_path
     from g2rpo_core.numerics.portable import use

@@ -18,7 +18,8 @@ from g2rpo_core.models.policy import SNAPSHOTS, Policy, policy_settings, snapsho
 from g2rpo_core.rewards import registry
 from stages.dvc import commit
 from stages.entry import arguments, ends_in_one_line, sections
-from stages.paths import RunPaths, declared_code, model_folders, run_paths
+from stages.paths import RunPaths, model_folders, run_paths
+from stages.versions import code_of
 
 SECTIONS = ("numerics", "evaluation", "rewards", "drawn")
 
@@ -43,11 +44,11 @@ def main(runtime: Runtime = REAL) -> None:
         scorers = registry.load(evaluation.rewards, models, device, settings.rewards, runtime)
     pipeline = ModelStore(models).folder("pipeline")
     decides = lambda now: {
-        "evaluation": now.evaluation,
-        "rewards": now.rewards,
+        **code_of("evaluate"),
+        **{section: getattr(now, section) for section in ("evaluation", "rewards")},
         "drawn": drawn_of(args.method, now.drawn),
     }
-    dependencies = [*declared_code("evaluate"), models / LOCK, embeddings, *weights.files]
+    dependencies = [models / LOCK, embeddings, *weights.files]
     folder = runtime.scratch("evaluate", home, decides(settings), dependencies, processes)
     may_lack = registry.max_missing(evaluation.rewards, settings.rewards)
     whole = partial(Evaluation, folder, evaluation, weights.checkpoints, store, may_lack, processes)

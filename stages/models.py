@@ -9,7 +9,8 @@ from g2rpo_core.hub.download import REVISIONS, download_models
 from g2rpo_core.hub.model_store import LOCK, QUALITY, write_lock
 from stages import allow_hub
 from stages.entry import arguments, ends_in_one_line, sections
-from stages.paths import declared_code, model_folders, renewed, run_paths
+from stages.paths import model_folders, renewed, run_paths
+from stages.versions import version_of
 
 SECTIONS = ("numerics", "models")
 
@@ -21,7 +22,7 @@ def main() -> None:
     args = arguments(__doc__, "profile", "study")
     settings, paths = sections(args, *SECTIONS).models, run_paths(args.profile, args.study)
     take("models", paths.name)
-    folder, key = model_folders(args)[0], made.key_of(settings, declared_code("models"), in_use())
+    folder, key = model_folders(args)[0], made.key_of(settings, [], in_use(), version_of("models"))
     with renewed(folder, LOCK) as root:
         if settings.source == "hub":
             allow_hub()

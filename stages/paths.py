@@ -11,7 +11,6 @@ from g2rpo_core.foundation.files import read_yaml
 from g2rpo_core.foundation.profiles import folders_of
 from g2rpo_core.foundation.runs import start_of
 
-ROOT = Path(__file__).parents[1]  # of the code; data are in the working directory
 REPORTS = Path("reports")
 # Of profiles that params.yaml does not name, run by hand: git and DVC do not know it
 OTHERS = REPORTS / "others"
@@ -66,14 +65,6 @@ def model_folders(args: SimpleNamespace) -> tuple[Path, Path]:
     return folders_of(args.profile, args.study)
 
 
-def declared_code(stage: str) -> list[Path]:
-    """Return the code that a stage declares to DVC; a run can resume while it stays the same."""
-    stages = read_yaml(ROOT / "dvc.yaml")["stages"]
-    return [
-        ROOT / path for path in stages[stage]["deps"] if path.startswith(("g2rpo_core/", "stages/"))
-    ]
-
-
 def training_inputs(args: SimpleNamespace, start: str | None) -> list[Path]:
     """Return the files and folders whose content decides a training, as dvc.yaml declares them.
 
@@ -83,9 +74,8 @@ def training_inputs(args: SimpleNamespace, start: str | None) -> list[Path]:
     from g2rpo_core.hub.model_store import LOCK
 
     models, embeddings = model_folders(args)
-    found = [*declared_code("train"), models / LOCK, embeddings]
-    published = start_of(Path("published", args.profile), args.method) / LOCK
-    return found if start is None else [*found, published]
+    started = [] if start is None else [start_of(Path("published", args.profile), args.method)]
+    return [models / LOCK, embeddings, *(published / LOCK for published in started)]
 
 
 @contextmanager

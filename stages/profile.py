@@ -22,6 +22,7 @@ from g2rpo_core.config import (
 from g2rpo_core.foundation.files import write_whole
 from stages.entry import arguments, ends_in_one_line
 from stages.paths import run_paths
+from stages.versions import versions
 
 
 @ends_in_one_line
@@ -68,8 +69,8 @@ def write_profile(
     methods: Iterable[str] | None = None,
     published: Iterable[str] = (),
 ) -> None:
-    """Write `written_data` as YAML, in the order of the profile's files."""
-    data = written_data(data, methods, published)
+    """Write `written_data` and versions of code as YAML, in the order of the profile's files."""
+    data = written_data(data, methods, published) | {"code": versions()}
     out.parent.mkdir(parents=True, exist_ok=True)
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = None, False

@@ -24,6 +24,7 @@ from g2rpo_core.training.trainer import Trainer
 from stages.dvc import commit
 from stages.entry import arguments, ends_in_one_line, entry_of, say, sections
 from stages.paths import model_folders, run_paths, training_inputs
+from stages.versions import code_of
 
 SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
 
@@ -120,6 +121,7 @@ def decides(settings: SimpleNamespace | Profile, args: SimpleNamespace) -> dict[
         "rewards": rewards,
         "training": run.training,
         "method": run.method,
+        **code_of("train"),
     }
 
 

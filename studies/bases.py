@@ -39,7 +39,10 @@ def base_graph(graph: Path) -> str:
     del stages["report"]
     main = yaml.load(MAIN)["stages"]
     for name, folder in BUILDING.items():
-        deps = ["models" if dep == "models/${profile}" else UP + dep for dep in main[name]["deps"]]
+        deps = [
+            "models" if dep == "models/${profile}" else UP + dep
+            for dep in main[name].get("deps", [])
+        ]
         command = f"cd {UP.removesuffix('/')} && {main[name]['cmd']} --study ${{study}}"
         stages[name] = {
             "cmd": command,

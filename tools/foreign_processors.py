@@ -33,7 +33,7 @@ from g2rpo_core.numerics.probe import SMALL, TRUE, hash_operations
 from g2rpo_core.tiny_models import clip, image_reward, unified_reward
 from g2rpo_core.tiny_models.build import BUILDERS, build_pipeline, build_scorer, describe_models
 from stages.entry import ends_in_one_line
-from stages.paths import ROOT
+from stages.versions import ROOT
 
 QEMU = Path(".cache", "qemu")
 # QEMU 7.2 has no AVX-512. Of these two, one is of another vendor than Intel, and each has caches of

@@ -35,11 +35,6 @@ COMMANDS = {  # module, help, and an example of the arguments
         "Say which stages `dvc repro` would run, why, and for how long; nothing is run.",
         "",
     ),
-    "share": (
-        "pipeline.share",
-        "List the files to commit so that a colleague who pulls has the same results.",
-        "--add",
-    ),
 }
 ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 DRAWN_BY = ("altair", "dvc", "scipy", "vl_convert")

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from g2rpo_core.distributed.identity import digest, identity_of
+from g2rpo_core.distributed.identity import digest, identity_of, with_version
 from g2rpo_core.distributed.process_group import ALONE, TIMEOUT, ProcessGroup
 from g2rpo_core.foundation import claims
 from g2rpo_core.foundation.errors import UserError, attempt
@@ -43,7 +43,7 @@ from g2rpo_core.foundation.manifest import (
     read_sealed,
 )
 from g2rpo_core.foundation.runs import HELDOUT_CURVE, SCRATCH, TRAINING_RECORDS
-from g2rpo_core.foundation.texts import echo, natural
+from g2rpo_core.foundation.texts import echo, natural, some
 from g2rpo_core.hub.made import link
 from g2rpo_core.numerics.portable import Numerics
 
@@ -126,9 +126,8 @@ def resumes_after(
     """
     identity = identity_of(settings, dependencies) | {"numerics": numerics}
     home = ROOT / stage / name
-    found = [home / digest(identity)]
-    found += [other for other, changed, _ in _others(home, identity) if changed == [end]]
-    after = map(last_iteration, found)
+    others = [other for other, changed, _ in _others(home, identity) if changed in ([], [end])]
+    after = map(last_iteration, [home / digest(identity), *others])
     most = int(identity[end]) if end else None
     return max((each for each in after if most is None or each <= most), default=0)
 
@@ -139,20 +138,23 @@ def _others(
     """Yield the folders of other attempts: what differs from this identity, and their own."""
     for file in sorted(home.glob(f"*/{IDENTITY}")):
         # Only reported, so it may be unreadable
-        theirs = attempt(partial(read_json, file, of=dict))[0] or {}
-        if changed := [
-            key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)
-        ]:
+        theirs = with_version(read := attempt(partial(read_json, file, of=dict))[0] or {})
+        changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
+        if changed or read != theirs:
             yield file.parent, changed, theirs
 
 
 def _go_on(folder: Path, identity: Mapping[str, str], end: str | None) -> None:
     """Take the checkpoints of an earlier attempt that only had another end into a new folder.
 
-    Print which attempt that is, and why another one is not resumed.
+    Print which attempt that is, and why another one is not resumed. One of before code had versions
+    becomes the folder itself if its code computes the same.
     """
     for other, changed, theirs in _others(folder.parent, identity):
-        if (
+        if not changed and not folder.exists():
+            other.rename(folder)
+            echo(f"goes on from {other}: its code computes the same", file=sys.stderr)
+        elif (
             end
             and changed == [end]
             and last_iteration(folder) < last_iteration(other) <= int(identity[end])
@@ -164,14 +166,13 @@ def _go_on(folder: Path, identity: Mapping[str, str], end: str | None) -> None:
                 f"goes on from {last}: only {end} changed, from {theirs[end]} to {identity[end]}",
                 file=sys.stderr,
             )
-            continue
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        finished = (other / FINISHED).exists()
-        what = "keeps the finished run of other settings" if finished else "is not resumed"
-        echo(
-            f"{other} {what}: {', '.join(changed[:3])}{more} changed; it can be deleted",
-            file=sys.stderr,
-        )
+        else:
+            kept = "keeps the finished run of other settings"
+            echo(
+                f"{other} {kept if (other / FINISHED).exists() else 'is not resumed'}: "
+                f"{some(changed)} changed; it can be deleted",
+                file=sys.stderr,
+            )
 
 
 def still_decide(

@@ -12,6 +12,7 @@ from g2rpo_core.foundation.files import complaint, parsed_yaml, read_text
 TRAINING_RECORDS = "records.parquet"  # in a run's folder: its training, iteration by iteration
 HELDOUT_CURVE = "curve.json"  # in a run's folder: its held-out rewards
 SCRATCH = Path(".cache", "resume")  # what is interrupted, or not yet known to DVC
+CODE = "the stage's code"  # the setting of a run that has its version (stages/versions.py)
 BASE = ("base", 0)  # the entry and seed that stand for the untrained model
 
 

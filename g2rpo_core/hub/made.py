@@ -18,18 +18,19 @@ from g2rpo_core.foundation.texts import echo
 MADE = Path(".cache", "made")
 
 
-def key_of(settings: Settings, dependencies: Iterable[Path], numerics: str) -> str:
+def key_of(settings: Settings, dependencies: Iterable[Path], *others: str) -> str:
     """Return a hash of all that decides an output.
 
-    Settings, PyTorch's version, numerics in use, and the content of files and folders.
+    Settings, PyTorch's version, the content of files and folders, and others: the numerics in use
+    and the version of the code.
     """
     contents = [
         (str(file.relative_to(path)), sha256(file))
         for path in dependencies
         for file in files_of(path)
     ]
-    decides = [settings.deciding(), contents, version("torch"), numerics]
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+    decides = json.dumps([settings.deciding(), contents, version("torch"), others], sort_keys=True)
+    return hashlib.sha256(decides.encode()).hexdigest()[:16]
 
 
 def reuse(key: str, output: Path) -> bool:
@@ -60,9 +61,8 @@ def note(key: str, output: Path) -> None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files that DVC hashes of a file or folder, all but Python's caches."""
-    found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [file for file in found if file.is_file() and "__pycache__" not in file.parts]
+    """Return the files of a folder, or a file itself."""
+    return sorted(file for file in (path, *path.rglob("*")) if file.is_file())
 
 
 def link(source: str, target: str) -> None:

@@ -325,8 +325,8 @@ def locked(
         f"{entry['path'].replace('../', '')} {entry['md5']}" for entry in entries
     )
     trainings = (stages[name] for name in wanted if name.startswith("train@") and name in stages)
-    needs = next(trainings, {}).get("deps", [])
-    code = listed(entry for entry in needs if "g2rpo_core/" in entry["path"])
+    read = next(trainings, {}).get("params", {}).get("reports/profile.yaml", {})
+    code = read.get("code.train")
     outputs = {name: listed(stages.get(name, {}).get("outs", [])) for name in wanted}
     return [
         ("code of training", code or missing),

@@ -52,7 +52,7 @@ def _once(lines: pd.DataFrame, weights: Mapping[str, Mapping[str, float]]) -> pd
 def fill(shown: Mapping[str, object]) -> dict[str, str]:
     """Return the templates report.html and report.md with what they show."""
     environment = Environment(
-        loader=PackageLoader("g2rpo_core.reporting"),
+        loader=PackageLoader("g2rpo_core.reporting", "templates"),
         autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
         keep_trailing_newline=True,

@@ -46,7 +46,7 @@ COMMANDS = (
     *("profile list", "profile show", "profile diff"),
 )
 # of the commands that hand their words to a module, what `--help` loads
-MODULES = ("pipeline.rehearse", "pipeline.job", "pipeline.jobs", "pipeline.todo", "pipeline.share")
+MODULES = ("pipeline.rehearse", "pipeline.job", "pipeline.jobs", "pipeline.todo")
 pytestmark = pytest.mark.pipeline
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from g2rpo_core.distributed import checkpoint, identity
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup, join, num_processes
 from g2rpo_core.foundation.manifest import sha256
+from g2rpo_core.foundation.runs import CODE
+from g2rpo_core.numerics.portable import in_use
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
 from tests.fixtures.errors import refused
@@ -275,46 +278,37 @@ def test_nodes_without_a_shared_disk_are_told_so_at_the_start(tmp_path, shared):
             assert "the project's folder must be on a disk that all nodes share" in err
 
 
-@pytest.fixture
-def code(here):
-    """A folder of code that a stage depends on, beside a file that it does not depend on."""
-    folder = here / "code"
-    (folder / "deep").mkdir(parents=True)
-    for file in (folder / "deep" / "step.py", folder / "other.py", here / "report.py"):
-        file.write_text("step = 1")
-    return folder
+def test_a_checkout_that_is_mounted_elsewhere_resumes(here):
+    """An input is named by its folder: whatever is above that may be mounted elsewhere."""
+    file = here / "models" / "tiny" / "models.lock.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("1")
+    first = checkpoint.scratch("train", "run", {}, [file, file.parent])
+    elsewhere = here / "mounted" / "models" / "tiny"
+    shutil.copytree(file.parent, elsewhere)
+    assert checkpoint.scratch("train", "run", {}, [elsewhere / file.name, elsewhere]) == first
 
 
-@pytest.mark.parametrize(
-    "edit, kept",
-    [
-        ("code/other.py", False),
-        ("code/new.py", False),
-        ("-code/other.py", False),
-        ("report.py", True),
-        ("code/deep/__pycache__/step.pyc", True),
-    ],
-)
-def test_an_edit_of_code_that_a_stage_depends_on_makes_another_scratch_folder(
-    code, here, capsys, edit, kept
+@pytest.mark.parametrize("same", [True, False])
+def test_a_run_of_before_code_had_versions_goes_on_where_its_code_computes_the_same(
+    here, capsys, same
 ):
-    first = checkpoint.scratch("train", "run", {}, [code])
-    edited = here / edit.removeprefix("-")
-    edited.parent.mkdir(exist_ok=True)
-    edited.unlink() if edit.startswith("-") else edited.write_text("step = 2")
-    assert (checkpoint.scratch("train", "run", {}, [code]) == first) == kept
-    # Named from its folder: whatever is above that may be mounted elsewhere
-    told = f"{first} is not resumed: content of {here.name}/{edited.relative_to(here)} changed; it"
-    assert (told in capsys.readouterr().err) != kept
-
-
-def test_a_checkout_that_is_mounted_elsewhere_resumes(code, here):
-    first = checkpoint.scratch("train", "run", {}, [code, code / "deep" / "step.py"])
-    elsewhere = here / "mounted" / code.parent.name / code.name
-    shutil.copytree(code, elsewhere)
-    assert (
-        checkpoint.scratch("train", "run", {}, [elsewhere, elsewhere / "deep" / "step.py"]) == first
-    )
+    """It named each file of the code, and the first version is the hash of these."""
+    files = {"content of g2rpo_core/algorithm/loss.py": "1", "content of stages/train.py": "2"}
+    settings = {"seed": 1}
+    identity = {**checkpoint.identity_of(settings, []), **files}
+    left = checkpoint.ROOT / "train" / "run" / "of-before"
+    (left / "iteration-000003").mkdir(parents=True)
+    (left / checkpoint.IDENTITY).write_text(json.dumps(identity))
+    version = json.loads(checkpoint.with_version(identity)[CODE]) if same else "v0"
+    settings |= {CODE: version}
+    resumes = partial(checkpoint.resumes_after, "train", "run", settings, [], None, in_use())
+    assert resumes() == (3 if same else 0) and left.exists()
+    folder = checkpoint.scratch("train", "run", settings, [])
+    told = "goes on from" if same else f"{left} is not resumed: {CODE} changed; it can be deleted"
+    assert told in capsys.readouterr().err and left.exists() != same
+    assert (folder / "iteration-000003").exists() == same
+    assert checkpoint.scratch("train", "run", settings, []) == folder
 
 
 def test_large_inputs_are_read_again_only_after_a_change(here, monkeypatch):

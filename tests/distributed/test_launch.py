@@ -16,9 +16,9 @@ from diffusers import FluxTransformer2DModel
 from ruamel.yaml import YAML
 
 from g2rpo_core.foundation.runs import hash_of_folder
+from tests.conftest import ROOT
 from tests.fixtures.projects import link_made
 from tests.fixtures.waiting import HUNG, until
-from tests.stages.closure import ROOT
 
 pytestmark = pytest.mark.pipeline
 

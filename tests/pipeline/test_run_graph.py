@@ -75,6 +75,7 @@ def test_a_study_is_read_as_a_graph_of_its_own():
     write_project(Path("studies/compare"))
     stages = read_graph(Path("studies/compare"))
     assert {stage.group for stage in stages.values()} == {
+        "code",
         "profile",
         "train",
         "evaluate",
@@ -93,6 +94,7 @@ def test_targets_bring_what_they_need():
     stages = read_graph()
     run = f"{RUN['methods'][0]}-{RUN['seeds'][0]}"
     assert set(chosen(stages, [f"train@{run}"])) == {
+        "code",
         "profile",
         "models",
         "prompts",

@@ -14,6 +14,7 @@ from tests.fixtures.commands import run_here
 from tests.fixtures.projects import git
 
 STAGES = {  # of the small project: module and words
+    "code": ("code", "--profile", "small"),
     "profile": ("profile", "--profile", "small"),
     "prompts": ("prompts", "--profile", "small"),
     "published": ("published", "--profile", "small"),

@@ -43,7 +43,7 @@ def trained(project) -> Path:
     (project / "params.yaml").write_text(
         "profile: small\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n"
     )
-    stages = ("profile", "models", "prompts", "embed", "published", "evaluate_base")
+    stages = ("code", "profile", "models", "prompts", "embed", "published", "evaluate_base")
     dvc(project, "commit", "--force", *stages).check_returncode()
     git(project, "add", "--force", "dvc.lock", "dvc.yaml", "params.yaml")
     git(project, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "start")

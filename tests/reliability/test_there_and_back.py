@@ -26,7 +26,7 @@ from tests.reliability.conftest import STAGES, make_checkout, stage
 
 pytestmark = pytest.mark.pipeline
 TRAIN = "train@g2rpo-1"
-CHEAP = {"profile", "report"}  # seconds; their files are in git, so DVC does not keep them
+CHEAP = {"code", "profile", "report"}  # seconds; their files are in git, so DVC does not keep them
 RUN = re.compile(r"Running stage '(.+?)'")
 FOLDERS = ("models", "prompts", "embeddings", "published", "runs", "evaluations")
 

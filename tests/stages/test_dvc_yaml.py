@@ -1,19 +1,23 @@
 """dvc.yaml against the code: a stage declares what it reads."""
 
+import ast
 import importlib
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from dvc.repo import Repo, lock_repo
 from ruamel.yaml import YAML
 
-from g2rpo_core.config import resolve
+from g2rpo_core.config import Profile, resolve
+from g2rpo_core.foundation.errors import UserError
+from stages import versions
 from stages.profile import write_profile
+from tests.conftest import ROOT
 from tests.fixtures.commands import refusal
 from tests.fixtures.projects import git
-from tests.stages.closure import ROOT, closure
 
 GRAPHS = ("dvc.yaml", "studies/study.yaml")
 STAGES = {
@@ -30,31 +34,9 @@ def module_of(stage: str) -> str:
     return STAGES[stage]["cmd"].partition("python -m stages.")[2].split()[0]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_code_dependencies_are_what_the_module_imports(stage):
-    paths = (path.removeprefix("../../") for path in STAGES[stage]["deps"])
-    assert sorted(path for path in paths if path.startswith(("g2rpo_core/", "stages/"))) == closure(
-        module_of(stage)
-    )
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_no_package_outside_the_core_and_the_stages_is_imported_by_a_stage(stage):
-    """Templates and data files are inside packages."""
-    files = [
-        file
-        for path in closure(module_of(stage))
-        for file in ([ROOT / path] if path.endswith(".py") else (ROOT / path).rglob("*.py"))
-    ]
-    for file in files:
-        assert not re.search(
-            r"^\s*(from|import) (flows|studies|reference|benchmarks)\b",
-            file.read_text(),
-            re.MULTILINE,
-        )
-
-
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if module_of(stage) != "profile"])
+@pytest.mark.parametrize(
+    "stage", [stage for stage in STAGES if module_of(stage) not in ("code", "profile")]
+)
 def test_parameters_are_the_sections_that_the_module_loads(stage):
     (declared,) = (
         names
@@ -63,13 +45,17 @@ def test_parameters_are_the_sections_that_the_module_loads(stage):
         if file == PROFILE
     )
     sections = importlib.import_module(f"stages.{module_of(stage)}").SECTIONS
-    assert {name.split(".")[0] for name in declared} == set(sections)
+    code = [name for name in declared if name.startswith("code.")]
+    assert code == [f"code.{module_of(stage)}"]
+    assert {name.split(".")[0] for name in declared if name not in code} == set(sections)
     assert ("methods.${item.method}" in declared) == (
         module_of(stage) == "train"
     )  # one more method trains no other again
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if module_of(stage) != "profile"])
+@pytest.mark.parametrize(
+    "stage", [stage for stage in STAGES if module_of(stage) not in ("code", "profile")]
+)
 def test_a_stage_sees_no_section_but_its_own(stage):
     source = (ROOT / "stages" / f"{module_of(stage)}.py").read_text()
     assert source.count("sections(args, *SECTIONS)") == 1 and "load_profile" not in source
@@ -83,14 +69,13 @@ def test_a_study_has_the_stages_of_the_main_graph_that_are_not_shared():
     )
     assert study == main - shared
     for stage in study:
-        assert closure(module_of(stage)) == closure(module_of(f"study: {stage}"))
-        assert STAGES[stage]["params"][0].get(PROFILE) == STAGES[f"study: {stage}"]["params"][
-            0
-        ].get(PROFILE)
+        assert module_of(stage) == module_of(f"study: {stage}")
+        read = [STAGES[each].get("params", [{}])[0] for each in (stage, f"study: {stage}")]
+        assert read[0].get(PROFILE) == read[1].get(PROFILE)
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory) -> Path:
+def checkout(tmp_path_factory) -> Iterator[Path]:
     """The code, graph and profiles as a DVC project without data, with profile `tiny_verdict`."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("dvc.yaml", "g2rpo_core", "stages", "profiles"):
@@ -103,11 +88,21 @@ def checkout(tmp_path_factory) -> Path:
     shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc" / "config")
     shutil.copy(ROOT / ".dvcignore", folder / ".dvcignore")
     git(folder, "init", "--quiet")
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(versions, "ROOT", folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def before(checkout) -> dict[str, dict[str, object]]:
+    return dependencies(checkout)
 
 
 def dependencies(project: Path) -> dict[str, dict[str, object]]:
-    """What DVC compares of every stage: the hashes of code and profiles, and parameters."""
+    """What DVC compares of every stage: the hashes of profiles, and parameters, as versions are.
+
+    The stage `profile`, which hands versions on in seconds, runs for all.
+    """
     source = project / "profiles" / "tiny_verdict.yaml"
     write_profile(
         project / "reports" / "profile.yaml", resolve(source).data, source, ["g2rpo", "mix_grpo"]
@@ -122,45 +117,46 @@ def dependencies(project: Path) -> dict[str, dict[str, object]]:
 
 TRAIN = {"train@g2rpo-1", "train@mix_grpo-1"}
 EVALUATE = {"evaluate_base", "evaluate@g2rpo-1", "evaluate@mix_grpo-1"}
+RUN, REPORT, EMBED = TRAIN | EVALUATE, {"report"}, {"embed"}
+DRAWN = RUN | {"models", "published"}
+MADE = RUN | REPORT | EMBED | {"models", "prompts"}
+ALL = MADE | {"published"}
 
 
 @pytest.mark.pipeline
 @pytest.mark.parametrize(
     "file, old, new, stages",
     [
-        # defaults, where they stand
+        # what a stage imports computes something else, in each package that computes
+        ("g2rpo_core/algorithm/loss.py", "1 - clip_range", "1 - 2 * clip_range", TRAIN | REPORT),
+        ("g2rpo_core/architectures/flux.py", "1000 * sigma,)", "999 * sigma,)", DRAWN | EMBED),
+        ("g2rpo_core/data/embeddings.py", "ROW_GROUP = 4", "ROW_GROUP = 5", RUN | EMBED),
+        ("g2rpo_core/evaluation/results.py", "0.299, 0.587", "0.3, 0.586", EVALUATE | REPORT),
+        ("g2rpo_core/models/generate.py", "len(sigmas) - 1", "len(sigmas) - 2", RUN),
+        ("g2rpo_core/numerics/portable.py", "alpha != 1", "alpha != 2", ALL),
+        ("g2rpo_core/reporting/statistics.py", "RESAMPLES = 10_", "RESAMPLES = 11_", REPORT),
+        ("g2rpo_core/rewards/scoring.py", "missing > largest", "missing >= largest", RUN | REPORT),
+        ("g2rpo_core/sampling/transitions.py", ".mean(1) / 2", ".mean(1) / 3", RUN | REPORT),
+        ("g2rpo_core/tasks/drawing.py", "SUPERSAMPLING = 8", "SUPERSAMPLING = 4", MADE),
+        ("g2rpo_core/tiny_models/fit.py", "MOMENTUM = 0.95", "MOMENTUM = 0.9", {"models"}),
+        ("g2rpo_core/training/average.py", "updates += 1", "updates += 2", TRAIN),
+        ("g2rpo_core/weights/adapter.py", "alpha / self.rank", "alpha / 2", RUN | {"published"}),
+        ("stages/evaluate.py", "else 1.0", "else 0.9", EVALUATE),
+        # a default, the type of a setting, a file that code names
+        ("g2rpo_core/training/settings.py", "(0.9", "(0.8", TRAIN | REPORT),
         (
-            "g2rpo_core/training/settings.py",
-            "decay: float = Field(0.9",
-            "decay: float = Field(0.8",
-            TRAIN | {"report"},
+            "g2rpo_core/data/settings.py",
+            '"stored",',
+            '"online",',
+            EMBED | REPORT | {"prompts"},
         ),
-        (
-            "g2rpo_core/models/settings.py",
-            "replica: bool = Field(\n        False",
-            "replica: bool = Field(\n        True",
-            TRAIN | EVALUATE | {"report"},
-        ),
-        (
-            "g2rpo_core/algorithm/methods.py",
-            "timestep_fraction=0.6",
-            "timestep_fraction=0.5",
-            TRAIN | {"report"},
-        ),
-        (
-            "g2rpo_core/evaluation/settings.py",
-            "1.0,\n        ge=0",
-            "0.9,\n        ge=0",
-            EVALUATE | {"report"},
-        ),
-        # a reworded message, and the text of the report
+        ("g2rpo_core/evaluation/settings.py", "seed: Seed", "seed: float", EVALUATE | REPORT),
+        ("g2rpo_core/reporting/templates/report.md.j2", "## Prov", "## Provi", REPORT),
+        ("g2rpo_core/rewards/templates/axes.v1.txt", "1", "2", {"models"} | RUN | REPORT),
+        # what only shows, tracks or tells
+        ("g2rpo_core/tracking/display.py", "step=step", "step=0", set()),
         ("g2rpo_core/foundation/files.py", '"does not exist"', '"is not there"', set()),
-        (
-            "g2rpo_core/reporting/templates/report.md.j2",
-            "## Provenance",
-            "## Where it comes from",
-            {"report"},
-        ),
+        ("g2rpo_core/cli/score.py", "import", "import os, ", set()),
         # values in the profile that is extended, in the one that extends it, and one that is
         # overridden
         ("profiles/tiny.yaml", "seed: 1223627", "seed: 5", {"profile", "report"} | EVALUATE),
@@ -209,8 +205,8 @@ EVALUATE = {"evaluate_base", "evaluate@g2rpo-1", "evaluate@mix_grpo-1"}
         ("profiles/flux_hps_clip.yaml", "iterations: 1800", "iterations: 9", {"profile"}),
     ],
 )
-def test_a_change_runs_exactly_what_it_decides(checkout, file, old, new, stages):
-    before, text = dependencies(checkout), (checkout / file).read_text()
+def test_a_change_runs_exactly_what_it_decides(checkout, before, file, old, new, stages):
+    text = (checkout / file).read_text()
     assert old in text
     (checkout / file).write_text(text.replace(old, new, 1))
     try:
@@ -218,6 +214,103 @@ def test_a_change_runs_exactly_what_it_decides(checkout, file, old, new, stages)
     finally:
         (checkout / file).write_text(text)
     assert {stage for stage in before if before[stage] != after[stage]} == stages
+
+
+COMMENTED = '"""Another docstring."""\n# a comment\n{}\n\n\n# and one more\n'
+HINTED = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def mean(values: "Tensor", weights: list[float] | None = None) -> "Tensor":
+    '''Return a mean.'''
+    total: float = sum(values, start())
+    if not total:
+        raise ValueError(f"{total} is nothing",)
+    print("total", total)
+    return (total
+            / len(values))
+"""
+BARE = """
+from typing import TYPE_CHECKING
+def mean(values, weights=None):
+    total = sum(values, start())
+    if not total: raise ValueError(f"nothing: {total}")
+    print("the sum:", total)
+    return total / len(values)
+"""
+
+
+@pytest.mark.pipeline
+def test_comments_in_all_files_change_nothing(checkout, before):
+    """All at once: what one of them changed would change the whole."""
+    files = [*checkout.rglob("*.py")]
+    texts = {file: file.read_text() for file in files}
+    for file, text in texts.items():
+        file.write_text(COMMENTED.format(text))
+    (checkout / "g2rpo_core" / "rewards" / "templates" / ".axes.v1.txt.swp").write_text("vim's")
+    (checkout / "g2rpo_core" / "training" / ".#loop.py").symlink_to("of Emacs")
+    try:
+        assert len(files) > 200 and dependencies(checkout) == before
+    finally:
+        for file, text in texts.items():
+            file.write_text(text)
+
+
+def test_hints_docstrings_format_and_told_texts_are_no_code():
+    told = lambda source: versions.told(versions.Deciding().visit(ast.parse(source)))
+    assert told(HINTED) == told(BARE)
+    edits = (
+        ("weights=None", "weights=1"),
+        ("not total", "total"),
+        ("Value", "Key"),
+        ("()", "('')"),
+    )
+    for edit in edits:
+        assert told(BARE.replace(*edit, 1)) != told(BARE)
+
+
+@pytest.mark.parametrize("stage", versions.STAGES[1:])
+def test_the_settings_of_a_stage_are_in_its_code(stage):
+    """Their defaults decide, and the resolved profile does not name them."""
+    sections = importlib.import_module(f"stages.{stage}").SECTIONS
+    types = repr([Profile.model_fields[name].annotation for name in sections if name != "drawn"])
+    files = {str(file.relative_to(versions.ROOT)) for file in versions.files_of(stage)}
+    needed = {name.rpartition(".")[0] for name in re.findall(r"g2rpo_core[\w.]+", types)}
+    if stage == "published":  # reads where a training starts, which has no default
+        needed.discard("g2rpo_core.training.settings")
+    assert needed and {f"{name.replace('.', '/')}.py" for name in needed} <= files
+
+
+def test_code_that_is_no_python_is_named_with_its_line(checkout):
+    file = checkout / "g2rpo_core" / "algorithm" / "loss.py"
+    text = file.read_text()
+    file.write_text(f"def ({text}")
+    try:
+        with pytest.raises(UserError, match="loss.py:1: this is no Python: "):
+            versions.version_of("train")
+        assert versions.version_of("prompts")
+    finally:
+        file.write_text(text)
+
+
+def test_the_code_of_this_commit_is_vouched_for():
+    """`make vouch` compares the bits of each stage, and writes the table."""
+    table = YAML(typ="safe").load(versions.VOUCHED.read_text())
+    assert {stage: table[stage]["code"] for stage in versions.STAGES} == {
+        stage: versions.hash_of(stage) for stage in versions.STAGES
+    }, "run make vouch"
+
+
+def test_a_stage_of_other_code_than_dvc_would_record_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "profile.yaml"
+    monkeypatch.setenv("DVC_STAGE", "evaluate_base")
+    file.write_text(f"code: {{evaluate: {versions.version_of('evaluate')}}}")
+    versions.check_recorded(file)
+    file.write_text("code: {evaluate: v0}")
+    with pytest.raises(UserError, match="the code of evaluate_base has changed since .* dvc repro"):
+        versions.check_recorded(file)
 
 
 @pytest.mark.pipeline

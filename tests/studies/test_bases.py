@@ -140,6 +140,7 @@ def test_a_bases_graph_is_one_that_dvc_reads_with_models_of_its_own(home):
     stages = {stage.name: stage for stage in Repo(str(home)).index.stages}
     runs = [f"{name}-{seed}" for name in ("first", "second") for seed in (3, 4)]
     assert set(stages) == {
+        "code",
         "profile",
         "models",
         "embed",
@@ -199,7 +200,9 @@ def test_a_base_that_another_study_has_built_is_not_built_again(study, monkeypat
     for home in (built, asks):
         write_graph(home, study.model_copy(update={"study": home.parts[-2]}))
         (home / "reports").mkdir()
-        (home / "reports" / "profile.yaml").write_text("{numerics: native, models: {seed: 2}}\n")
+        (home / "reports" / "profile.yaml").write_text(
+            "{numerics: native, models: {seed: 2}, code: {models: v1}}\n"
+        )
     (built / "models").mkdir()
     (built / "models" / "weights").write_text("fitted for minutes")
     monkeypatch.chdir(built)
@@ -211,7 +214,9 @@ def test_a_base_that_another_study_has_built_is_not_built_again(study, monkeypat
     Repo().reproduce("models", single_item=True)
     assert (asks / "models" / "weights").read_text() == "fitted for minutes"
     # With other settings it is another base, and a base's own lock is not written over
-    (asks / "reports" / "profile.yaml").write_text("{numerics: native, models: {seed: 3}}\n")
+    (asks / "reports" / "profile.yaml").write_text(
+        "{numerics: native, models: {seed: 3}, code: {models: v1}}\n"
+    )
     assert Repo().status("models")
     (asks / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
     lend_models(asks, "tiny")
@@ -268,7 +273,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
                 f"python -m stages.train --profile {study.profile} --study several/base-{base} "
                 "--method first --seed 3"
             ),
-            "deps": [{"path": "../../../g2rpo_core/training", "md5": "c0de"}],
+            "params": {"reports/profile.yaml": {"code.train": "c0de"}},
             "outs": [{"path": "runs/first-3", "md5": f"0{base}"}],
         }
         YAML().dump({"stages": {"train@first-3": trained}}, home / "dvc.lock")
@@ -321,7 +326,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     assert lacking == [("base", 0, 1, "no answer"), ("second", 0, 1, "no answer")]
     hashes = dict(measured.attrs["hashes"])
     for base in study.bases:
-        assert hashes[f"base {base}, code of training"] == "g2rpo_core/training c0de"
+        assert hashes[f"base {base}, code of training"] == "c0de"
         assert hashes[f"base {base}, dvc.lock train@first-3"] == f"runs/first-3 0{base}"
         assert [hashes[f"base {base}, dvc.lock {name}"] for name in of_main] == [
             "not in dvc.lock for this profile",
