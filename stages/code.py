@@ -15,7 +15,7 @@ from g2rpo_core.foundation.files import read_yaml, write_whole
 from g2rpo_core.foundation.texts import echo, some
 from stages.entry import arguments, ends_in_one_line
 from stages.paths import run_paths
-from stages.versions import VOUCHED, versions
+from stages.versions import VOUCHED, module_of, versions
 
 SETTINGS = "reports/profile.yaml"
 
@@ -42,14 +42,16 @@ def take_over(lock: Path) -> None:
     lock before. Others run again, and are named.
     """
     data = read_yaml(lock) if lock.exists() else {}
-    known, left = [], []
+    known, left, table = [], [], read_yaml(VOUCHED)
     for name, stage in ((data or {}).get("stages") or {}).items():
-        group = name.partition("@")[0].partition("_")[0]
+        group = module_of(name)
         files = {dep["path"].replace("../", ""): dep["md5"] for dep in stage.get("deps", [])}
-        code = {path: md5 for path, md5 in files.items() if path.startswith(("g2rpo_core", "stag"))}
+        code = {
+            path: md5 for path, md5 in files.items() if path.startswith(("g2rpo_core/", "stages/"))
+        }
         if not code or group in ("profile", "report"):  # which take seconds
             continue
-        vouched = read_yaml(VOUCHED).get(group, {})
+        vouched = table.get(group, {})
         hashed = hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()[:10]
         if hashed != vouched.get("lock"):
             left.append(name)

@@ -66,10 +66,10 @@ def _begun_with(stage: str, root: Path) -> str:
 
 def is_begun_with(stage: str) -> bool:
     """Tell whether a stage's code, such as that of `train@g2rpo-1`, is as this process began."""
-    return version_of(_module(stage)) == _begun_with(_module(stage), ROOT)
+    return version_of(module_of(stage)) == _begun_with(module_of(stage), ROOT)
 
 
-def _module(stage: str) -> str:
+def module_of(stage: str) -> str:
     """Return the module of a stage of dvc.yaml: evaluate_base is of evaluate."""
     return stage.rpartition(":")[2].partition("@")[0].partition("_")[0]
 
@@ -110,7 +110,7 @@ def check_recorded(profile: Path) -> None:
     """
     began = getattr(sys.modules["__main__"], "__spec__", None)
     name = os.environ.get("DVC_STAGE") or (began.name.removeprefix("stages.") if began else "")
-    if (stage := _module(name)) not in STAGES:
+    if (stage := module_of(name)) not in STAGES:
         return
     version = _begun_with(stage, ROOT)
     known = read_yaml(profile).get("code", {}) if profile.exists() else {}

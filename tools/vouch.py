@@ -168,10 +168,12 @@ def parts(source: str) -> Iterator[tuple[str, str]]:
 def run_parts() -> tuple[dict[str, str], set[tuple[str, str]]]:
     """Run the small pipeline; return the hash of each stage's outputs, and what functions ran."""
     with tempfile.TemporaryDirectory() as folder:
-        parts = [("flux",), BASES[1:]]
+        shares = [BASES[:1], BASES[1:]]
         command = [sys.executable, "-m", "tools.vouch", "part", folder]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        started = [subprocess.Popen([*command, *part], env=environment, cwd=ROOT) for part in parts]
+        started = [
+            subprocess.Popen([*command, *bases], env=environment, cwd=ROOT) for bases in shares
+        ]
         while any(each.poll() is None for each in started):
             if any(each.poll() for each in started):
                 break
@@ -184,7 +186,7 @@ def run_parts() -> tuple[dict[str, str], set[tuple[str, str]]]:
             stage: hashed(Path(folder, base, out) for base in BASES for out in places)
             for stage, places in OUTPUTS.items()
         }
-        found = [json.loads(Path(folder, part[0], "ran.json").read_text()) for part in parts]
+        found = [json.loads(Path(folder, bases[0], "ran.json").read_text()) for bases in shares]
     ran = {(file, name) for each in found for file, name in each["ran"]}
     return outputs | {"profile": found[1]["profiles"]}, ran
 
