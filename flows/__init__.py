@@ -1,7 +1,4 @@
-"""Prefect flows over DVC's graph, the only graph and cache; `dvc repro` works without them.
-
-Experimental: main works without it.
-"""
+"""Prefect flows over DVC's graph, the only graph and cache; `dvc repro` works without them."""
 
 import os
 import sys

@@ -3,8 +3,6 @@
 Without --method it is everything that params.yaml names: one job that prepares models, prompts and
 embeddings, one for each run, the base and each published model, and one for the report, each after
 those that it needs. What is up to date gets no job. DVC knows a run when its job has ended.
-
-Experimental: main works without it.
 """
 
 import argparse

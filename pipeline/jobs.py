@@ -1,7 +1,4 @@
-"""Show the jobs that `g2rpo launch` submitted from this folder: number, state, end of the log.
-
-Experimental: main works without it.
-"""
+"""Show the jobs that `g2rpo launch` submitted from this folder: number, state, end of the log."""
 
 import argparse
 import subprocess

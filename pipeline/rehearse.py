@@ -5,8 +5,6 @@ Each part runs as one of many simulated processes.
 Each stage runs in its own process (`pipeline.rehearsal`). Its cost is measured operation by
 operation: memory of GPU and host by phase, floating-point operations, what is sent between
 processes, and what would be on disk.
-
-Experimental: main works without it.
 """
 
 import argparse

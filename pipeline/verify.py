@@ -2,8 +2,6 @@
 
 It says of every output that differs by how much, as far as DVC's cache or git has the committed
 one. Exit status: 0 if all are equal, else 1. `g2rpo report --compare HEAD now` compares results.
-
-Experimental: main works without it.
 """
 
 import hashlib

@@ -38,7 +38,6 @@ SETTINGS = {
 TELLING = ("TransientError", "UserError", "complaint", "echo", "print", "say", "warn")
 HELP = ("desc", "description", "help")
 HINTS = ("collections.abc", "types", "typing")
-LOADER = "g2rpo_core.foundation.rooms.experimental"  # its modules are named in texts
 NAME = re.compile(r"\w[\w./-]{0,80}")
 UNTOLD = ("ctx", "kind", "type_comment")  # of a syntax tree
 
@@ -125,9 +124,6 @@ def _needs(file: Path) -> Iterator[Path]:
     """Yield the files that a Python file imports or names, but for those that decide nothing."""
     _, modules, texts = _syntax(file, file.read_bytes())
     inside = file.is_relative_to(ROOT / CONFIG)
-    if LOADER in modules:
-        package = ".".join(file.relative_to(ROOT).parts[:-1])
-        modules = modules | {f"{package}.{text}" for text in texts}
     for module in modules | texts:
         parts = module.split(".")
         for last in range(1, len(parts) + 1) if parts[0] in ("g2rpo_core", "stages") else ():

@@ -43,7 +43,6 @@ LONGEST = (
     "pipeline/test_slurm",
     "docs/test_first_commands",
     "benchmarks/test_gpu_hour",
-    "house/test_rings",
     "distributed/test_launch",
     "estimate/test_plan",
     "reliability/test_machine",

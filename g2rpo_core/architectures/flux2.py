@@ -2,8 +2,6 @@
 
 The VAE's statistics normalize the latents. The base variants are trained; those that are distilled
 to four steps only generate, with a guidance of 1.
-
-Experimental: main works without it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,4 @@
-"""Qwen-Image: norm-preserving guidance, packed latents of a video VAE, and Qwen2.5-VL.
-
-Experimental: main works without it.
-"""
+"""Qwen-Image: norm-preserving guidance, packed latents of a video VAE, and Qwen2.5-VL."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -6,22 +6,19 @@ import transformers
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
 from g2rpo_core.architectures.architecture import Architecture, ModelShape, Schedule
+from g2rpo_core.architectures import flux2, qwen_image, zimage
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.architectures.sd3 import StableDiffusion3
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, read_json, reading, whole
-from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.hub.pretrained import load_whole
 
-EXPERIMENTAL = ("flux2", "zimage", "qwen_image")  # modules of this package with an ARCHITECTURE
 BASES: tuple[Architecture, ...] = (
     Flux(),
     StableDiffusion3(),
-    *(
-        module.ARCHITECTURE
-        for name in EXPERIMENTAL
-        if (module := experimental(f"{__package__}.{name}"))
-    ),
+    flux2.ARCHITECTURE,
+    zimage.ARCHITECTURE,
+    qwen_image.ARCHITECTURE,
 )
 ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in BASES}
 

@@ -3,8 +3,6 @@
 Its transformer takes lists, of texts without their padding, and a time that rises from noise to
 image, along which its velocity points. Z-Image-Turbo, distilled to a few steps, only generates,
 with a guidance of 0.
-
-Experimental: main works without it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,4 @@
-"""Serve the page that draws prompts and takes votes, for `g2rpo demo`.
-
-Experimental: main works without it.
-"""
+"""Serve the page that draws prompts and takes votes, for `g2rpo demo`."""
 
 import signal
 import threading

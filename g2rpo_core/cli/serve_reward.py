@@ -1,7 +1,4 @@
-"""Serve a reward over HTTP, for `g2rpo serve-reward`.
-
-Experimental: main works without it.
-"""
+"""Serve a reward over HTTP, for `g2rpo serve-reward`."""
 
 import os
 import signal

@@ -1,7 +1,4 @@
-"""Print what people voted in the demo, and which rewards agree with them, for `g2rpo votes`.
-
-Experimental: main works without it.
-"""
+"""Print what people voted in the demo, and which rewards agree with them, for `g2rpo votes`."""
 
 from functools import partial
 from pathlib import Path

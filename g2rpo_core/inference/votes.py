@@ -1,7 +1,4 @@
-"""Keep votes with their images, and count them: who beats whom, which rewards agree with people.
-
-Experimental: main works without it.
-"""
+"""Keep votes with their images, and count them: who beats whom, which rewards agree with people."""
 
 import hashlib
 import math

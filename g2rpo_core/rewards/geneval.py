@@ -4,8 +4,6 @@ arXiv 2310.11513. An object detector finds objects, and CLIP names their colours
 ten colours the one whose texts are nearest to the object on grey. The detector is transformers'
 Mask2Former, of GenEval's own family, or any that finds boxes; GenEval's is mmdet's. What is asked
 is read from the prompt alone. See `geneval_rule` for the rule.
-
-Experimental: main works without it.
 """
 
 import math

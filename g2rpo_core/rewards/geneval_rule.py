@@ -4,8 +4,6 @@ The rule is that of https://github.com/djghosh13/geneval, `evaluation/evaluate_i
 shares of what is asked are those that Flow-GRPO trains on
 (https://github.com/yifan123/reward-server, `reward_server/gen_eval.py`). One thing differs: there,
 a relation that does not hold counts both as 0 and as 1, and here only as 0.
-
-Experimental: main works without it.
 """
 
 import math

@@ -4,8 +4,6 @@ The model reads an image and an instruction, that of the package hpsv3 1.0.0
 (https://github.com/MizzenAI/HPSv3), word for word in templates/hpsv3.v1.txt; all facts are the
 package's. The model is transformers' own. `HPSv3.safetensors` names its weights as transformers
 4.45 did, so the keys are renamed.
-
-Experimental: main works without it.
 """
 
 import re

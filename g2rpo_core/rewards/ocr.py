@@ -7,8 +7,6 @@ The text is read by RapidOCR, whose models come with the package, so nothing is 
 Flow-GRPO reads with PaddleOCR. Spaces and case do not count. The score is 1 - min(D, L) / L: D is
 the edit distance between what is read and the text of L characters, and 0 if the text is part of
 what is read.
-
-Experimental: main works without it.
 """
 
 import math

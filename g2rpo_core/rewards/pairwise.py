@@ -5,8 +5,6 @@ https://github.com/CodeGoat24/Pref-GRPO asks UnifiedReward-Think, and `rank.v1` 
 https://github.com/CodeGoat24/UnifiedReward asks UnifiedReward to rank two images. Answers count as
 Pref-GRPO counts them: one that names no winner is half a win for both. It rounds win rates to three
 decimals, which is not done here.
-
-Experimental: main works without it.
 """
 
 import re

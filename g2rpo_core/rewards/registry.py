@@ -21,10 +21,18 @@ from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import reading
 from g2rpo_core.foundation.manifest import sha256
-from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.foundation.settings import problems_of
 from g2rpo_core.hub.model_store import ModelStore
-from g2rpo_core.rewards import image_reward, similarity, unified_reward
+from g2rpo_core.rewards import (
+    geneval,
+    hpsv3,
+    image_reward,
+    ocr,
+    pairwise,
+    similarity,
+    unified_reward,
+    votes,
+)
 from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key
 from g2rpo_core.rewards.spec import Reward, RewardSettings, RewardSpec, Section
@@ -163,14 +171,17 @@ class CustomReward:
         return scores.float()
 
 
-EXPERIMENTAL = ("hpsv3", "pairwise", "ocr", "geneval", "votes")  # modules here, each with a SPEC
 SPECS: tuple[RewardSpec, ...] = (
     similarity.HPS,
     similarity.CLIP_SCORE,
     similarity.PICKSCORE,
     image_reward.SPEC,
     unified_reward.SPEC,
-    *(module.SPEC for name in EXPERIMENTAL if (module := experimental(f"{__package__}.{name}"))),
+    hpsv3.SPEC,
+    pairwise.SPEC,
+    ocr.SPEC,
+    geneval.SPEC,
+    votes.SPEC,
     # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned
     # reward can
     RewardSpec(

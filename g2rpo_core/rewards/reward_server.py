@@ -2,8 +2,6 @@
 
 Requests are scored one after the other. One that cannot be answered gets a status and a reason in
 one line, never a made-up score.
-
-Experimental: main works without it.
 """
 
 import asyncio

@@ -8,8 +8,6 @@ cancel. The model is the profile's.
 
 The votes are a Parquet file (`SCHEMA`, a row per vote), with the images beside it. `g2rpo demo`
 writes both.
-
-Experimental: main works without it.
 """
 
 import hashlib

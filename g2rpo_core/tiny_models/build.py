@@ -18,7 +18,6 @@ import torch
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import describe_files, find_whole, write_manifest
 from g2rpo_core.foundation.permissions import share_weights
-from g2rpo_core.foundation.rooms import experimental
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.numerics.cuda import prepare, why_none
 from g2rpo_core.numerics.parent import die_with_parent
@@ -30,6 +29,7 @@ from g2rpo_core.rewards.unified_reward import UnifiedRewardSettings, unified_rew
 from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tasks.task import Task
+from g2rpo_core.tiny_models import hpsv3
 from g2rpo_core.tiny_models.clip import (
     HPS_ARCHITECTURE,
     open_clip_towers,
@@ -224,12 +224,11 @@ def _unified_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
     return unified_reward(lambda: root / "unified_reward", CPU, answers), quality
 
 
-_HPSV3 = experimental("g2rpo_core.tiny_models.hpsv3")
 BUILDERS: dict[str, Callable[[Path, Scorer], tuple[Callable, dict]]] = {
     "image_reward": _image_reward,
     "hps": _hps,
     "unified_reward": _unified_reward,
-    **({"hpsv3": _HPSV3.build} if _HPSV3 else {}),
+    "hpsv3": hpsv3.build,
     "clip_score": _clip_score,
     "pickscore": _pickscore,
 }

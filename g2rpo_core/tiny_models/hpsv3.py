@@ -1,7 +1,4 @@
-"""Train the tiny HPSv3, a Qwen2-VL that ranks images, and save it in the published form.
-
-Experimental: main works without it.
-"""
+"""Train the tiny HPSv3, a Qwen2-VL that ranks images, and save it in the published form."""
 
 import re
 from collections.abc import Callable

@@ -51,7 +51,7 @@ class WithLanguageModel(TinyBase):
 
     @property
     def architecture(self) -> Architecture:
-        """Return the base model, which is experimental: KeyError if it was deleted."""
+        """Return the base model."""
         return ARCHITECTURES[self.pipeline_class]
 
     def __init__(self, task: Task, captions: list[str]):

@@ -1,7 +1,4 @@
-"""The page of `g2rpo demo`: prompts drawn with the base and trained runs, scored, and voted on.
-
-Experimental: main works without it.
-"""
+"""The page of `g2rpo demo`: prompts drawn with the base and trained runs, scored, and voted on."""
 
 import os
 import tempfile

@@ -12,8 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.rooms import experimental
-from g2rpo_core.inference.demo import views
+from g2rpo_core.inference.demo import views, vote_tab
 from g2rpo_core.inference.demo.answer import (
     KEPT,
     MANY,
@@ -130,8 +129,7 @@ def make_page(
                 past = gr.HTML(
                     views.history([], actions.usual), elem_id="history", apply_default_css=False
                 )
-        vote_tab = experimental("g2rpo_core.inference.demo.vote_tab") if votes else None
-        if vote_tab:
+        if votes:
             vote_tab.add(painter, profile, list_runs, page)
         _report_tab()
         # What the browser keeps: the history, and the link as the page's address

@@ -1,7 +1,4 @@
-"""Blind votes: draw two images of a prompt, let a person choose, and keep the vote.
-
-Experimental: main works without it.
-"""
+"""Blind votes: draw two images of a prompt, let a person choose, and keep the vote."""
 
 import io
 import random

@@ -1,7 +1,4 @@
-"""Build the tab where a person votes on two images.
-
-Experimental: main works without it.
-"""
+"""Build the tab where a person votes on two images."""
 
 import random
 import time
