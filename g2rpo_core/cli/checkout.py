@@ -1,5 +1,6 @@
 """Commands that run modules of the checkout, such as `g2rpo models`, `rehearse` and `report`."""
 
+import os
 import subprocess
 import sys
 import webbrowser
@@ -22,14 +23,10 @@ COMMANDS = {  # module, help, and an example of the arguments
         "--profile flux_hps --gpus 16 --nodes 2 --memory 139",
     ),
     "launch": (
-        "pipeline.job",
-        (
-            "Write what params.yaml names, or one run of it, as Slurm jobs, "
-            "and submit them on request."
-        ),
-        "--nodes 2 --submit",
+        "pipeline.launch",
+        "Start this node's processes of a stage that several nodes share.",
+        "train --method g2rpo --seed 1 --nodes 2 --endpoint HOST:29500",
     ),
-    "jobs": ("pipeline.jobs", "Show the jobs that were submitted from this folder.", ""),
     "todo": (
         "pipeline.todo",
         "Say which stages `dvc repro` would run, why, and for how long; nothing is run.",
@@ -45,10 +42,11 @@ def make_command(name: str, module: str) -> Callable[[typer.Context], None]:
 
     def run(context: typer.Context) -> None:
         _check_checkout(name, module)
-        status = subprocess.run([sys.executable, "-m", module, *context.args]).returncode
         if "--help" in context.args:
-            echo("", f"Example: g2rpo {name} {COMMANDS[name][2]}")
-        sys.exit(status)
+            echo(f"Example: g2rpo {name} {COMMANDS[name][2]}", "")
+            sys.stdout.flush()
+        # In place of this process, so that signals reach the module
+        os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
 
     return run
 

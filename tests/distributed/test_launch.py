@@ -261,17 +261,17 @@ def test_a_checkpoint_at_sigterm_has_the_whole_grace_of_the_profile(folder):
     assert list((folder / ".cache/resume/train/holds").glob("g2rpo-1/*/iteration-000000"))
 
 
-def node(folder: Path, rank: int, port: int) -> subprocess.Popen:
-    """One of two machines with a process each, by the committed configuration."""
-    config = str(ROOT / "g2rpo_core/distributed/accelerate/two_nodes.yaml")
-    where = ["--num_processes", "2", "--machine_rank", str(rank), "--main_process_port", str(port)]
-    again = ["--rdzv_backend", "c10d", "--max_restarts", "3"]
-    stage = ["-m", "stages.train", "--profile", "again", "--method", "g2rpo", "--seed", "1"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
-    environ = environment(folder) | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with (folder / f"node-{rank}.log").open("a") as log:
+def node(folder: Path, port: int) -> subprocess.Popen:
+    """One of two machines with a process each."""
+    launch = [sys.executable, "-m", "pipeline.launch", "train", "--profile", "again"]
+    where = ["--nodes", "2", "--gpus-per-node", "1", "--endpoint", f"127.0.0.1:{port}"]
+    with (folder / f"node-{port}.log").open("a") as log:
         return subprocess.Popen(
-            [*launch, *where, *again, *stage], cwd=folder, env=environ, stdout=log, stderr=log
+            [*launch, *where, "--method", "g2rpo", "--seed", "1"],
+            cwd=folder,
+            env=environment(folder),
+            stdout=log,
+            stderr=log,
         )
 
 
@@ -295,19 +295,19 @@ def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder
     made.rename(folder / "left-alone")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    nodes = [node(folder, 0, port)]
+    nodes = [node(folder, port)]
     try:
         # On one machine, the first must have the port before the second looks for it
         until(lambda: answers(port), running=nodes)
-        nodes.append(node(folder, 1, port))
+        nodes.append(node(folder, port))
         until(
             lambda: any((folder / ".cache/resume/train/again").glob("**/iteration-000002")),
             running=nodes,
         )
         dies(nodes[1])
-        nodes[1] = node(folder, 1, port)
+        nodes[1] = node(folder, port)
         assert [machine.wait(600) for machine in nodes] == [0, 0], (
-            folder / "node-0.log"
+            folder / f"node-{port}.log"
         ).read_text()[-3000:]
     finally:
         for machine in nodes:
