@@ -1,33 +1,27 @@
-"""Deploy the flows on Prefect's server, one run of each at a time, and mark dead runs.
-
-Prefect reads PREFECT_API_URL when it is imported: `flows.serve` imports this once its server is
-there.
-"""
+"""Deploy the flows on Prefect's server, one run of each at a time, and serve them."""
 
 import asyncio
 import signal
 import sys
-import time
 from argparse import Namespace
+from pathlib import Path
 
 import httpx
 import prefect.runner.server  # noqa: F401 - now, and not while SIGTERM may end the runner
-import psutil
+from prefect.automations import Automation
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
-from prefect.exceptions import PrefectException
 from prefect.flows import EntrypointType
 from prefect.runner import Runner
 from prefect.schedules import Cron
-from prefect.states import Crashed
 
 from flows import pipeline
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import read_yaml
 from g2rpo_core.foundation.texts import echo
 
 NAME = "g2rpo"  # of each flow's deployment
-LOOK_EVERY = 15.0  # seconds between two looks at the runs' processes
+DEAD_RUNS = Path(__file__).with_name("dead_runs.yaml")
 PAUSE_LIMIT = 20.0  # seconds; pausing takes less than one
 
 
@@ -122,41 +116,11 @@ def limit_tag(tag: str, slots: int) -> None:
 
 
 def crash_dead_runs() -> None:
-    """Mark runs as Crashed whose process was gone in two looks in a row, to free their slots.
+    """Have the server mark runs as Crashed that show no sign of life, which frees their slots.
 
-    Silence proves nothing: a machine that slept has runs that go on. Runs until this process ends.
+    That is the automation of `dead_runs.yaml`, made once.
     """
-    ours = DeploymentFilter.model_validate({"name": {"any_": [NAME]}})
-    running = FlowRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}})
-    dead = Crashed(
-        message="its process has ended without notice; the next run resumes from its checkpoint"
-    )
-    missing: set[str] = set()
-    while True:
-        time.sleep(LOOK_EVERY)
-        try:
-            with get_client(sync_client=True) as client:
-                runs = {
-                    str(run.id)
-                    for run in client.read_flow_runs(
-                        deployment_filter=ours, flow_run_filter=running
-                    )
-                }
-                gone = runs - runs_here()
-                for run in gone & missing:
-                    client.set_flow_run_state(run, dead)
-                missing = gone
-        except (
-            httpx.HTTPError,
-            PrefectException,
-        ):  # the server is away, or somebody deleted the run
-            missing = set()
-
-
-def runs_here() -> set[str]:
-    """Return the ids of the runs whose process lives on this machine."""
-    found = set()
-    for process in psutil.process_iter(["environ", "cmdline"]):
-        if "prefect.engine" in (process.info["cmdline"] or ()):
-            found.add((process.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID", ""))
-    return found
+    automation = Automation.model_validate(read_yaml(DEAD_RUNS))
+    with get_client(sync_client=True) as client:
+        if not client.read_automations_by_name(automation.name):
+            automation.create()

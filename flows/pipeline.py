@@ -15,7 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 
 from flows.artifacts import publish
-from flows.server import healthy
+from flows.server import answers
 from flows.stage import stage_task
 from g2rpo_core.foundation.errors import UserError
 from pipeline.graph import Stage, chosen, read_graph
@@ -150,10 +150,10 @@ def wait_for_server(stop: threading.Event) -> None:
     """Return once the Prefect server answers, so that a run outlives its server."""
     api = PREFECT_API_URL.value() or os.environ.get("PREFECT_API_URL")
     # without an address, Prefect runs a server inside this process
-    if not api or healthy(api):
+    if not api or answers(api):
         return
     get_run_logger().warning("the Prefect server does not answer: waiting for it")
     started = time.monotonic()
-    while not healthy(api) and not stop.is_set():
+    while not answers(api) and not stop.is_set():
         time.sleep(AWAY_WAIT)
     get_run_logger().info("the Prefect server was away for %.0f s", time.monotonic() - started)

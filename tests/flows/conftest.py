@@ -15,7 +15,7 @@ from unittest.mock import patch
 import httpx
 import pytest
 
-from flows.server import start_server, stop_server, wait_until_healthy
+from flows.server import answers
 from tests.fixtures.waiting import HUNG, until
 from tests.flows.tiny import environment, repository
 
@@ -46,12 +46,12 @@ class Served:
     def auth(self) -> tuple[str, ...]:
         return tuple(self.key.split(":"))
 
-    def start_server(self) -> None:
-        self.processes["server"] = start_server(self.port)
-        wait_until_healthy(self.api, self.processes["server"])
-
-    def kill_server(self) -> None:
-        stop_server(self.processes["server"], signal.SIGKILL)
+    def start_server(self, host: str = "127.0.0.1") -> None:
+        words = ["-m", "prefect", "server", "start", "--host", host, "--port", str(self.port)]
+        process = self.processes["server"] = subprocess.Popen(
+            [sys.executable, *words], stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        until(lambda: answers(self.api), running=[process], every=0.5)
 
     def serve(self) -> None:
         command = [sys.executable, "-m", "flows.serve", *SCHEDULES, "--side-by-side", "3"]
@@ -69,10 +69,7 @@ class Served:
 
     def ask(self, method: str, path: str, **options):
         """Asks again while SQLite is busy (503), as Prefect's own client does."""
-        headers = csrf_headers(self.api, self.auth) if method != "GET" else {}
-        ask = lambda: CLIENT.request(
-            method, f"{self.api}{path}", auth=self.auth, headers=headers, **options
-        )
+        ask = lambda: CLIENT.request(method, f"{self.api}{path}", auth=self.auth, **options)
         return (
             poll(
                 lambda: (answer := ask()).status_code != httpx.codes.SERVICE_UNAVAILABLE and answer
@@ -126,16 +123,6 @@ class Served:
         ]
 
 
-def csrf_headers(api: str, auth: tuple[str, ...]) -> dict[str, str]:
-    """What a change must carry beside the key."""
-    token = (
-        CLIENT.get(f"{api}/csrf-token", params={"client": "tests"}, auth=auth)
-        .raise_for_status()
-        .json()["token"]
-    )
-    return {"Prefect-Csrf-Client": "tests", "Prefect-Csrf-Token": token}
-
-
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -144,13 +131,13 @@ def free_port() -> int:
 
 @contextmanager
 def running(served: Served) -> Iterator[Served]:
-    """Its server, and at the end none of its processes."""
+    """At the end, none of its processes is left."""
     try:
-        served.start_server()
         yield served
     finally:
         for process in reversed(served.processes.values()):
-            stop_server(process)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @pytest.fixture(scope="module")  # a session's would poll, and start its schedule, to the last test
@@ -169,5 +156,6 @@ def served(tmp_path_factory) -> Iterator[Served]:
         patch.dict(os.environ, settings),
         running(Served(repository(folder / "project"))) as served,
     ):
+        served.start_server()
         served.serve()
         yield served
