@@ -5,8 +5,8 @@ from pathlib import Path
 import transformers
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
-from g2rpo_core.architectures.architecture import Architecture, ModelShape, Schedule
 from g2rpo_core.architectures import flux2, qwen_image, zimage
+from g2rpo_core.architectures.architecture import Architecture, ModelShape, Schedule
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.architectures.sd3 import StableDiffusion3
 from g2rpo_core.foundation.errors import UserError

@@ -56,96 +56,26 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
     [
         ("none.txt", None, "no such prompt file"),
         ("empty.txt", "\n \n", "holds no prompt"),
-        ("empty.csv", "prompt,style\n", "holds no prompt"),
-        (
-            "x.csv",
-            "words,style\na,b\n",
-            "no column `prompt` (or prompts, caption, captions, text, texts), only words, style",
-        ),
-        (
-            "x.csv",
-            "a red circle; and a cat\na dog\n",
-            (
-                "no column `prompt` (or prompts, caption, captions, text, texts), "
-                "only a red circle; "
-                "and"
-            ),
-        ),
-        (
-            "two.csv",
-            "caption;text\na;b\n",
-            (
-                "the columns `caption` and `text` could both be the prompt: "
-                "name the right one `prompt`"
-            ),
-        ),
-        (
-            "two.jsonl",
-            '{"Prompt": "a", "PROMPTS": "b"}\n',
-            "the columns `Prompt` and `PROMPTS` could both be the prompt",
-        ),
-        (
-            "twice.csv",
-            "prompt,style,style\na,b,c\n",
-            "has two columns `style`: name one of them otherwise",
-        ),
+        ("x.csv", "words,style\na,b\n", "no column `prompt` (or prompts, caption, captions, te"),
+        ("two.csv", "caption;text\na;b\n", "the columns `caption` and `text` could both be the pr"),
+        ("twice.csv", "prompt,style,style\na,b,c\n", "two columns have the same name"),
         ("unseen.txt", "a\n\u200b \u00ad\n", "row 2 has no character that is seen ('\\u200b \\xad"),
-        (
-            "unseen.jsonl",
-            '{"prompt": "\\u2060"}\n',
-            "row 1 has no character that is seen ('\\u2060')",
-        ),
-        (
-            "utf16.txt",
-            "a cat\n".encode("utf-16-le"),
-            "row 1 has a NUL character (text without a byte order mark is read as UTF-8: is this",
-        ),
-        (
-            "x.jsonl",
-            '{"prompt": "a"}\n{oops\n',
-            "row 2 cannot be read (not JSON: Expecting property name",
-        ),
+        ("x.jsonl", '{"prompt": "a"}\n{oops\n', "row 2: Expecting property name"),
         ("x.parquet", "not parquet", "is not a Parquet file, or its beginning is damaged"),
         ("x.docx", "a", "not from .docx"),
-        (
-            "n.jsonl",
-            '1\n"a"\n["b"]\n{"prompt": "a"}\n',
-            "row 1 is a number, not an object with a `prompt`; row 2 is a text, not",
-        ),
-        (
-            "l.jsonl",
-            '{"prompt": "a"}\n{"prompt": ["a", "b"]}\n{"text": "c"}\n',
-            "row 2 has a list as its prompt; row 3 has no prompt: each",
-        ),
-        (
-            "m.jsonl",
-            '{"prompt": 1}\n' * 9,
-            "row 9 has a number as its prompt: each needs a text in `prompt`",
-        ),
-        (
-            "deep.jsonl",
-            "[" * 100_000 + "]" * 100_000,
-            "row 1 cannot be read (is nested too deeply)",
-        ),
-        ("nul.txt", "a\nb\0c\n", "row 2 has a NUL character"),
+        ("n.jsonl", '{"prompt": "a"}\n1\n', "row 2: is no object with a `prompt`"),
+        ("l.jsonl", '{"prompt": ["a"]}\n{"text": 1}\n', "row 2 has no prompt: each needs a text"),
         ("escape.txt", "a\x1b[31mb\n", "row 1 has the control character '\\x1b'"),
-        ("half.jsonl", '{"prompt": "\\ud800"}\n', "row 1 has the control character '\\ud800'"),
-        (
-            "twice.jsonl",
-            '\n{"prompt": "a", "prompt": "b"}\n',
-            "row 2 cannot be read (a key appears twice)",
-        ),
-        (
-            "short.csv",
-            "style,prompt\nphoto,a\nanime\n",
-            "row 2 has fewer columns than the first line",
-        ),
         (
             "comma.csv",
             "prompt,style\na cat, sitting,photo\n",
-            "row 1 has more columns than the first line (put quotes around",
+            "with quotes around a text with a co",
         ),
-        ("latin.txt", b"caf\xe9\n", "is not UTF-8 (byte 0xe9 at 3)"),
+        (
+            "utf16.txt",
+            "a cat\n".encode("utf-16"),
+            "is not UTF-8 (byte 0xff at 0): save it as UTF-8",
+        ),
     ],
 )
 def test_bad_files_are_named_with_what_is_wrong(tmp_path, name, content, message):
@@ -163,22 +93,18 @@ A, B = "a cat, sitting", "ein Hund; groß"
 @pytest.mark.parametrize(
     "name, content",
     [
-        ("semicolon.csv", f'prompt;style\n"{A}";x\n"{B}";y\n'),
-        ("tabs.csv", f"style\tprompt\nx\t{A}\ny\t{B}\n"),
-        ("excel.csv", f'sep=;\r\nprompt;style\r\n{A};x\r\n"{B}";y\r\n'),
-        ("blank_first.csv", f'\n \n,,\nprompt\n"{A}"\n{B}\n'),
-        ("upper.csv", f'Prompts,Category\n"{A}",x\n{B},y\n'),
-        ("caption.jsonl", f'{{"caption": "{A}"}}\n{{"caption": "{B}"}}\n'),
-        ("text.json", json.dumps([{"text": A}, {"text": B}])),
-        ("ours_wins.csv", f'caption,prompt\nno,"{A}"\nno,{B}\n'),
-        ("several_files.csv", f'image,path,prompt\na,b,"{A}"\na,b,{B}\n'),
+        ("marked.csv", f'\ufeffPrompts,Category\r\n"{A}",x\r\n{B},y\r\n'),
+        ("semicolon.csv", f'style;prompt\nx;{A}\ny;"{B}"\n'),
+        ("caption.json", json.dumps([{"caption": A}, {"caption": B}])),
+        (
+            "ours_wins.jsonl",
+            f'{{"text": "no", "prompt": "{A}"}}\n{{"text": "no", "prompt": "{B}"}}\n',
+        ),
         ("windows.txt", f"{A}\r\n{B}\r\n"),
-        ("mac.txt", f"{A}\r{B}\r"),
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_what_others_write_is_read_as_they_mean_it(tmp_path, name, content, encoding):
-    (tmp_path / name).write_bytes(content.encode(encoding))
+def test_what_others_write_is_read_as_they_mean_it(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content.encode())
     assert [prompt.text for prompt in read_prompts(tmp_path / name)] == [A, B]
 
 
