@@ -36,11 +36,6 @@ def test_no_other_file_names_a_class_of_a_base_model(package):
         assert not MODULES.search(text), path
 
 
-def test_no_benchmark_names_a_class_of_a_base_model():
-    for file in (ROOT / "benchmarks").rglob("*.py"):
-        assert not CLASSES.search(file.read_text()), file
-
-
 def test_every_published_repository_has_one_base():
     assert len(known_repos()) == len(set(known_repos())) >= 5
     for repo in known_repos():

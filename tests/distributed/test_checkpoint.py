@@ -1,15 +1,11 @@
 """Exact resume: processes killed at seeded moments end with the same bits."""
 
-import errno
 import json
 import os
 import random
 import resource
-import shutil
 import subprocess
 import sys
-import tempfile
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,8 +15,6 @@ from g2rpo_core.distributed import checkpoint, identity
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup, join, num_processes
 from g2rpo_core.foundation.manifest import sha256
-from g2rpo_core.foundation.runs import CODE
-from g2rpo_core.numerics.portable import in_use
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
 from tests.fixtures.errors import refused
@@ -134,14 +128,6 @@ def test_a_damaged_checkpoint_is_refused_in_words(here, harm):
             part.write_bytes(data[:-1])
     with refused("-000003: is damaged .*; delete .*-000003, and the same command resumes"):
         checkpoint.load_records(path)
-
-
-def test_a_checkpoint_that_torch_refuses_is_refused_in_one_line(tmp_path):
-    """Torch's exception is no Exception, and its text a traceback of every process."""
-    path = written(tmp_path, [3])
-    (path / "__0_0.distcp").write_bytes(b"")
-    with refused("iteration-000003: cannot be read: it is damaged"):
-        checkpoint.load_state(path, state(0.0))
 
 
 def test_retention_keeps_the_newest(tmp_path):
@@ -278,39 +264,6 @@ def test_nodes_without_a_shared_disk_are_told_so_at_the_start(tmp_path, shared):
             assert "the project's folder must be on a disk that all nodes share" in err
 
 
-def test_a_checkout_that_is_mounted_elsewhere_resumes(here):
-    """An input is named by its folder: whatever is above that may be mounted elsewhere."""
-    file = here / "models" / "tiny" / "models.lock.json"
-    file.parent.mkdir(parents=True)
-    file.write_text("1")
-    first = checkpoint.scratch("train", "run", {}, [file, file.parent])
-    elsewhere = here / "mounted" / "models" / "tiny"
-    shutil.copytree(file.parent, elsewhere)
-    assert checkpoint.scratch("train", "run", {}, [elsewhere / file.name, elsewhere]) == first
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_a_run_of_before_code_had_versions_goes_on_where_its_code_computes_the_same(
-    here, capsys, same
-):
-    """It named each file of the code, and the first version is the hash of these."""
-    files = {"content of g2rpo_core/algorithm/loss.py": "1", "content of stages/train.py": "2"}
-    settings = {"seed": 1}
-    identity = {**checkpoint.identity_of(settings, []), **files}
-    left = checkpoint.ROOT / "train" / "run" / "of-before"
-    (left / "iteration-000003").mkdir(parents=True)
-    (left / checkpoint.IDENTITY).write_text(json.dumps(identity))
-    version = json.loads(checkpoint.with_version(identity)[CODE]) if same else "v0"
-    settings |= {CODE: version}
-    resumes = partial(checkpoint.resumes_after, "train", "run", settings, [], None, in_use())
-    assert resumes() == (3 if same else 0) and left.exists()
-    folder = checkpoint.scratch("train", "run", settings, [])
-    told = "goes on from" if same else f"{left} is not resumed: {CODE} changed; it can be deleted"
-    assert told in capsys.readouterr().err and left.exists() != same
-    assert (folder / "iteration-000003").exists() == same
-    assert checkpoint.scratch("train", "run", settings, []) == folder
-
-
 def test_large_inputs_are_read_again_only_after_a_change(here, monkeypatch):
     monkeypatch.setattr(identity, "SETTLED", 0.0)
     read = []
@@ -345,12 +298,6 @@ def test_large_inputs_are_read_again_only_after_a_change(here, monkeypatch):
     (folder / "three").write_bytes(bytes(identity.LARGE + 1))
     (folder / "three").rename(folder / "two")
     assert checkpoint.scratch("train", "run", {}, [folder]) == first
-
-
-def test_a_file_that_may_still_be_written_is_not_remembered(here):
-    (here / "part").write_bytes(bytes(identity.LARGE + 1))
-    checkpoint.scratch("train", "run", {}, [here / "part"])
-    assert not identity.HASHES.exists()
 
 
 HOLDER = """
@@ -396,55 +343,10 @@ def test_what_is_published_stays_in_scratch_until_all_is_finished(tmp_path):
     assert (tmp_path / "out" / "deep" / "file").read_text() == "new"
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_an_output_that_is_a_symlink_to_another_disk_gets_the_new_one(tmp_path, there):
-    """The link stays, and nothing of the old output does."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "new").write_text("new")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
-        assert Path(disk).stat().st_dev != tmp_path.stat().st_dev
-        (tmp_path / "there").symlink_to(Path(disk, "there"))
-        if there:
-            Path(disk, "there").mkdir()
-            Path(disk, "there", "old").write_text("old")
-        checkpoint.publish(tmp_path / "out", tmp_path / "there")
-        assert (tmp_path / "there").is_symlink() and [
-            path.name for path in (tmp_path / "there").iterdir()
-        ] == ["new"]
-        assert [path.name for path in Path(disk).iterdir()] == ["there"]
-
-
-def test_an_output_that_cannot_be_replaced_keeps_what_it_has(tmp_path, monkeypatch):
-    """Nothing of the new one is put into the old one."""
-    for name in ("out", "there"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).write_text("")
-
-    def refuse(path, target):
-        raise OSError(errno.EBUSY, "Device or resource busy")
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    with refused(r"there: cannot be replaced \(Device or resource busy\): remove it"):
-        checkpoint.publish(tmp_path / "out", tmp_path / "there")
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["there"] and (
-        tmp_path / "out" / "out"
-    ).exists()
-
-
 def test_too_small_a_disk_is_told_before_the_work(here):
     checkpoint.check_room(1, "training run")
     with refused("run needs 1048576.0 GiB, and the disk of .* has .* free: make room"):
         checkpoint.check_room(2**50, "training run")
-
-
-def test_a_disk_without_locks_is_warned_of_and_used(here, monkeypatch, capsys):
-    def flock(handle, how):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    checkpoint.claim("train", "tiny/g2rpo-1")
-    said = capsys.readouterr().err
-    assert said.startswith("warning: the disk of ") and "(flock)" in said and said.count("\n") == 1
 
 
 def test_auto_takes_as_many_gpus_as_share_the_prompts_evenly(monkeypatch):

@@ -207,60 +207,6 @@ def test_no_process_outlives_the_stage_that_was_killed(folder):
     assert psutil.wait_procs(started, timeout=HUNG)[1] == []
 
 
-@pytest.mark.slow
-@pytest.mark.engines
-def test_an_evaluation_that_was_killed_scores_nothing_twice(folder):
-    """SIGKILL while a batch is scored; the same command ends with the bits of one left alone."""
-    scored = folder / "scored.txt"
-    scored.unlink(missing_ok=True)  # of the tests before
-    run(folder, "one", "evaluate", "base", 0)
-    whole = folder / "evaluations" / "one" / "base-0"
-    (folder / "whole").mkdir()
-    whole.rename(folder / "whole" / "base-0")
-    # Six batches, and the task's own pictures in as many
-    assert len(scored.read_text().split()) == 12
-    scored.unlink()
-    child = start(folder, "one", "evaluate", "base", 0)
-    until(lambda: scored.exists() and len(scored.read_text().split()) >= 3, running=[child])
-    os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
-    before = len(scored.read_text().split())
-    assert 3 <= before < 6 and not whole.exists()
-    run(folder, "one", "evaluate", "base", 0)
-    numbers = list(map(int, scored.read_text().split()))
-    # The batch that was being scored is the only one that may come again
-    assert len(numbers) in (12, 13) and set(numbers) == {4}
-    same_evaluation(folder / "whole" / "base-0", whole)
-
-
-HOLDS = """
-import os, time
-
-class Holds:
-    def score(self, images, prompts):
-        if os.environ["RANK"] == "0" and os.path.exists("hold"):
-            os.rename("hold", "held")
-            time.sleep(40)
-        return images[:, 0].mean((1, 2))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.engines
-def test_a_checkpoint_at_sigterm_has_the_whole_grace_of_the_profile(folder):
-    """The checkpoint begins after 40 seconds; torch's launcher would kill after 30."""
-    variant(folder, "holds", HOLDS, checkpoints={"grace": 100})
-    (folder / "hold").touch()
-    child = start(folder, "holds", "train")
-    until((folder / "held").exists, running=[child])
-    child.terminate()
-    output, _ = child.communicate()
-    assert (
-        child.returncode == 128 + signal.SIGTERM and "stopped as asked after iteration 0" in output
-    ), output
-    assert list((folder / ".cache/resume/train/holds").glob("g2rpo-1/*/iteration-000000"))
-
-
 def node(folder: Path, port: int) -> subprocess.Popen:
     """One of two machines with a process each."""
     launch = [sys.executable, "-m", "pipeline.launch", "train", "--profile", "again"]
@@ -286,7 +232,6 @@ def dies(machine: subprocess.Popen) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.engines
 def test_a_run_goes_on_by_itself_when_one_of_two_nodes_died_and_came_back(folder):
     """From the last checkpoint to the bits of a run left alone; node 0 is not started again."""
     variant(folder, "again", iterations=6, checkpoints={"every": 1})

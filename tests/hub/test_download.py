@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from g2rpo_core.foundation.errors import TransientError, UserError
 from g2rpo_core.hub import download as hub_module
-from g2rpo_core.hub.download import download_models, known_revisions
-from g2rpo_core.hub.model_store import ModelStore, safe_folder, write_lock
+from g2rpo_core.hub.download import download_models
+from g2rpo_core.hub.model_store import ModelStore, write_lock
 from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.hub.settings import HubModels
 from tests.fixtures.errors import refused
@@ -148,16 +148,6 @@ def test_a_gated_repo_says_where_its_licence_is(hub, monkeypatch, token, unsent)
     assert said in refusal(models())
 
 
-def test_a_token_with_the_licence_opens_a_gated_repo(hub, monkeypatch):
-    hub.repos[REPO].licensed = "right"
-    monkeypatch.setenv("HF_TOKEN", "right")
-    assert set(fetch(models())["pipeline"]["files"]) == {
-        "config.json",
-        "vae/model.safetensors",
-        "scorer.pt",
-    }
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -208,12 +198,6 @@ def test_xet_storage_that_fails_may_work_later_or_is_left_out(hub, monkeypatch, 
     fetch(models())
 
 
-def test_a_signed_address_is_not_shown():
-    repo, text = models().repos["pipeline"], "https://storage/chunks?signature=secret (403)"
-    said = str(hub_module.explain_error("model", repo, RuntimeError(text)))
-    assert "https://storage/chunks (403)" in said and "secret" not in said
-
-
 @pytest.mark.parametrize("hub_is", ["away", "a page", "without a commit"])
 def test_a_hub_that_does_not_answer_may_answer_later(hub, monkeypatch, hub_is):
     """A page is what a captive portal or a proxy answers."""
@@ -243,19 +227,6 @@ def test_a_full_disk_is_seen_before_anything_is_loaded(hub, monkeypatch):
     assert len(hub.ranges) == 1
 
 
-@pytest.mark.parametrize(
-    "revision, message",
-    [
-        (REVISION, "unset HF_HUB_OFFLINE and run again, or use profile tiny"),
-        (None, "is not in the cache"),
-    ],
-)
-def test_offline_without_a_cache_says_how_to_get_one(hub, monkeypatch, revision, message):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert message in refusal(models(revision=revision))
-    assert hub.ranges == []
-
-
 @pytest.mark.parametrize("from_hub", [True, False])
 def test_quantized_weights_are_refused_before_they_are_downloaded(hub, from_hub):
     config = hub.folder / "text_encoder" / "config.json"
@@ -271,16 +242,6 @@ def test_quantized_weights_are_refused_before_they_are_downloaded(hub, from_hub)
             load_whole(transformers.AutoModel, config.parent)
 
 
-def test_the_folder_of_converted_weights_depends_on_no_order():
-    """A lock is sorted by text, a folder by its parts."""
-    files = {"tokenizer/vocab.json": {"sha256": "a"}, "tokenizer.json": {"sha256": "b"}}
-    names = {
-        safe_folder({"repo": "a/b", "files": dict(sorted(files.items(), reverse=back))})
-        for back in (False, True)
-    }
-    assert len(names) == 1
-
-
 def test_a_revision_that_is_not_pinned_is_looked_up_once_and_kept(hub, capsys):
     unpinned = models(revision=None)
     lock = Path(constants.HF_HOME, "revisions.json")
@@ -293,27 +254,6 @@ def test_a_revision_that_is_not_pinned_is_looked_up_once_and_kept(hub, capsys):
     assert "has no revision ffff" in refusal(
         unpinned
     )  # looked up again; this hub has the files of one revision alone
-
-
-def test_a_damaged_file_of_revisions_ends_in_one_line(here, hub):
-    (file := Path("reports", "revisions", "models.json")).parent.mkdir(parents=True)
-    file.write_text('{"a/b": ')
-    with pytest.raises(UserError, match="models.json: .*restore it with `git checkout"):
-        known_revisions(file)
-    file.write_text(json.dumps({REPO: None}))
-    with refused("'None' is no full commit, in reports/revisions/models.json: correct it"):
-        download_models(models(revision=None).repos, file, here)
-
-
-def test_a_trainers_arguments_beside_safetensors_are_neither_read_nor_in_the_way(hub):
-    """`training_args.bin`, which trainers upload as a rule, holds objects and no weights."""
-    save_file(TENSORS, hub.folder / "model.safetensors")
-    torch.save({"arguments": Path("anything")}, hub.folder / "training_args.bin")
-    hub.add(REPO, REVISION, hub.folder)
-    entry = fetch(models(files=["*.safetensors", "*.bin", "config.json"]))["pipeline"]
-    assert "without_pickles" not in entry and "training_args.bin" in entry["files"]
-    # What another program has downloaded beside it is not looked at
-    assert fetch(models(files=["scorer.pt"]))["pipeline"]["without_pickles"]
 
 
 def test_a_model_in_a_folder_is_locked_and_nothing_is_copied(tmp_path):

@@ -51,13 +51,3 @@ def test_what_is_not_as_it_was_made_is_not_used(key, change, tmp_path):
         and not Path("second").exists()
         and not list(tmp_path.glob(".*.linked"))
     )
-
-
-def test_code_settings_and_new_files_decide_the_key(key):
-    assert made.key_of(SETTINGS, [Path("code")], "native") == key
-    assert made.key_of(SETTINGS.model_copy(update={"steps": 5}), [Path("code")], "native") != key
-    Path("code", "b.py").touch()
-    assert made.key_of(SETTINGS, [Path("code")], "native") != key
-    Path("code", "b.py").unlink()
-    Path("code", "a.py").write_text("a = 2")
-    assert made.key_of(SETTINGS, [Path("code")], "native") != key

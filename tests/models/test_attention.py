@@ -11,7 +11,6 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.cost import make_transformer
 from g2rpo_core.models.loading import check_attention
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.models.settings import LoraSettings
 from tests.fixtures.errors import refused
 from tests.fixtures.rollouts import small_method
 
@@ -109,39 +108,11 @@ def test_a_backend_without_masks_is_refused_for_bases_that_mask(backend, functio
             check_attention(name, CPU, torch.float32, masked=True, trained=trained)
 
 
-@pytest.mark.parametrize("name", ["native", "_native_math", "_native_efficient", "_native_flash"])
-def test_backends_with_a_backward_are_taken(name):
-    try:
-        check_attention(name, CPU, torch.float32, masked=False, trained=True)
-    except UserError as error:  # a kernel that a CPU lacks
-        assert "cannot be used here" in str(error)
-    check_attention("native", CPU, torch.bfloat16, masked=True, trained=True)
-
-
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2, alpha=2.0)])
-def test_a_run_with_a_backend_that_only_infers_ends_before_its_first_iteration(
-    backend, models, lora, make_trainer
-):
-    name = backend(only_infers)
-    policy = Policy.load_to_train(models / "pipeline", lora, **HOW, attention=name)
-    with pytest.raises(UserError, match=f"sampling.attention: {name} returns no gradients"):
-        make_trainer(small_method("g2rpo"), policy=policy)
-    Policy.load(models / "pipeline", **HOW, attention=name)  # pictures need none
-
-
 def test_a_backend_is_that_of_one_policy_alone(backend, models):
     """diffusers makes the last one set the default of all models, also of a base beside a run."""
     before = _AttentionBackendRegistry.get_active_backend()
     Policy.load(models / "pipeline", **HOW, attention=backend(has_half_a_backward))
     assert _AttentionBackendRegistry.get_active_backend() == before
-
-
-def test_a_base_that_masks_takes_no_backend_without_masks(backend, twin_pipeline):
-    name = backend(takes_no_mask)
-    with pytest.raises(
-        UserError, match=f"sampling.attention: {name} cannot be used here under the mask of padding"
-    ):
-        Policy.load(twin_pipeline("qwen_image") / "pipeline", **HOW, attention=name)
 
 
 def test_a_trained_weight_without_a_gradient_ends_a_run_before_its_first_step(

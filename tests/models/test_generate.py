@@ -52,16 +52,6 @@ def test_sigmas_are_those_of_the_published_scheduler_at_any_size(tmp_path, token
     torch.testing.assert_close(shifted_sigmas(50, ours), scheduler.sigmas, rtol=1e-6, atol=1e-6)
 
 
-def test_a_scheduler_without_resolution_has_its_own_shift(models, tmp_path):
-    assert read_schedule(FLUX, models / "pipeline", 64).shift == 3.0
-    assert (
-        read_schedule(
-            FLUX, with_scheduler(tmp_path, use_dynamic_shifting=False, shift=1.5), 4096
-        ).shift
-        == 1.5
-    )
-
-
 @pytest.mark.parametrize("strange", [{"use_karras_sigmas": True}, {"time_shift_type": "linear"}])
 def test_a_scheduler_whose_sigmas_are_of_another_kind_is_refused_in_words(tmp_path, strange):
     with pytest.raises(UserError, match=f"scheduler: {next(iter(strange))} .*is not supported"):
@@ -135,11 +125,6 @@ def test_the_base_takes_the_steps_that_are_not_the_trained_ones(trained, embeddi
     assert torch.equal(
         generated(trained, embeddings, 1.0), whole
     )  # no base is needed where it takes no step
-
-
-def test_a_small_share_is_one_step(trained, embeddings):
-    """Else the images of the base would pass for the run's."""
-    assert torch.equal(generated(trained, embeddings, 0.05), generated(trained, embeddings, 0.25))
 
 
 def test_a_share_of_zero_is_the_base(trained, models, embeddings):

@@ -12,26 +12,11 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.sampling.settings import SamplingSettings
-from tests.fixtures.commands import run_module
 from tests.fixtures.errors import refused
 from tests.fixtures.rollouts import two_velocities
 from tests.fixtures.weights import randomize_lora
 
 HOW = {"height": 32, "width": 32, "guidance": 3.5}
-
-
-def test_a_transformer_without_a_configuration_has_the_pipelines(
-    policy, models, embeddings, tmp_path
-):
-    """As yujieouo/G2RPO publishes its weights; and in a folder below, as DanceGRPO's."""
-    policy.save(tmp_path / "run")
-    (tmp_path / "published" / "checkpoint").mkdir(parents=True)
-    shutil.copy(
-        tmp_path / "run" / "transformer" / "diffusion_pytorch_model.safetensors",
-        tmp_path / "published" / "checkpoint",
-    )
-    loaded = Policy.load(models / "pipeline", tmp_path / "published", **HOW)
-    assert torch.equal(two_velocities(loaded, embeddings), two_velocities(policy, embeddings))
 
 
 def test_a_lora_is_known_by_its_weights(models, embeddings, tmp_path):
@@ -45,28 +30,6 @@ def test_a_lora_is_known_by_its_weights(models, embeddings, tmp_path):
     )
     loaded = Policy.load(models / "pipeline", tmp_path / "published", **HOW)
     assert torch.equal(two_velocities(loaded, embeddings), two_velocities(adapted, embeddings))
-
-
-SAVE = """
-import sys
-from pathlib import Path
-from g2rpo_core.models.policy import Policy
-from g2rpo_core.models.settings import LoraSettings
-how = dict(height=32, width=32, guidance=3.5)
-policy = Policy.load_to_train(Path(sys.argv[1]), LoraSettings(rank=2, alpha=4.0), **how)
-policy.save(Path(sys.argv[2]))
-"""
-
-
-def test_the_file_of_a_lora_is_the_same_in_every_process(models, tmp_path):
-    """Python orders a set of texts by a number that it draws at its start."""
-    (tmp_path / "save.py").write_text(SAVE)
-    files = []
-    for seed in ("1", "2"):
-        words = (models / "pipeline", tmp_path / seed)
-        run_module("save", *words, folder=tmp_path, PYTHONHASHSEED=seed).check_returncode()
-        files.append((tmp_path / seed / "lora" / "pytorch_lora_weights.safetensors").read_bytes())
-    assert files[0] == files[1]
 
 
 def test_a_lora_of_layers_that_are_not_there_is_one_line_about_the_setting(models):

@@ -1,9 +1,7 @@
 """One, two and four processes, sharded by FSDP2 over gloo, compute the same."""
 
 import json
-import subprocess
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -136,59 +134,9 @@ def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy
     assert counters["frames"]["ok"] >= 2 and not counters["graph_break"]
 
 
-def launched(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Two processes of this code. Their collectives alone would give up after an hour."""
-    (folder / "two.py").write_text(code)
-    words = ("--standalone", "--nproc-per-node=2", "two.py")
-    return run_module("torch.distributed.run", *words, folder=folder, OMP_NUM_THREADS="1")
-
-
 @pytest.mark.pipeline
 def test_a_process_group_that_is_not_the_one_asked_for_is_an_error(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="processes: 4 asked for, but 2 were started"):
         join(4)
-
-
-FAILS = """
-from g2rpo_core.distributed.process_group import join
-processes, _ = join(2)
-processes.barrier()
-if processes.rank == 1:
-    raise RuntimeError("the second process has no image")
-processes.barrier()
-"""
-
-
-@pytest.mark.pipeline
-def test_a_process_that_fails_ends_all_with_its_own_error(tmp_path):
-    done = launched(tmp_path, FAILS)
-    assert done.returncode != 0 and "RuntimeError: the second process has no image" in done.stderr
-
-
-TIMEOUTS = """
-import torch
-import torch.distributed as dist
-from g2rpo_core.distributed.checkpoint import Checkpoints
-from g2rpo_core.distributed.process_group import TIMEOUT, join
-from g2rpo_core.models.loading import apply_fsdp
-from pathlib import Path
-
-processes, device = join(2)
-model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-# Groups for copies and for parts
-apply_fsdp(model, list(model), torch.float32, device, shard_size=1)
-groups = dist.distributed_c10d._world.pg_map
-Checkpoints(Path("."), 1, processes)
-if processes.rank == 0:
-    limits = [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
-    print(len(limits), set(limits) == {TIMEOUT}, flush=True)
-processes.barrier()
-"""
-
-
-@pytest.mark.pipeline
-def test_all_groups_of_processes_wait_equally_long(tmp_path):
-    done = launched(tmp_path, TIMEOUTS)
-    assert done.returncode == 0 and done.stdout == "3 True\n", done.stdout + done.stderr

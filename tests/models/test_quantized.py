@@ -69,10 +69,6 @@ def layers(
     return plain, QuantizedLinear(plain, kind, CPU)
 
 
-def test_the_levels_of_nf4_are_the_published_ones():
-    torch.testing.assert_close(torch.tensor(NF4_LEVELS), torch.tensor(PUBLISHED), rtol=0, atol=2e-7)
-
-
 def test_a_weight_in_8_bits_is_off_by_half_a_step_of_its_output_at_most():
     plain, small = layers("int8")
     steps = plain.weight.abs().amax(1, keepdim=True) / 127
@@ -100,19 +96,6 @@ def test_outputs_and_gradients_are_those_of_a_layer_with_the_restored_weights(ki
     for output in outputs:
         output.square().sum().backward()
     assert torch.equal(*outputs) and torch.equal(inputs[0].grad, inputs[1].grad)
-
-
-@KINDS
-def test_nothing_of_a_layer_is_kept_for_the_backward_pass(kind):
-    """Under autocast as well, as on a GPU."""
-    _, small = layers(kind)
-    kept = []
-    keep = torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor
-    )
-    with keep, torch.autocast("cpu", torch.bfloat16):
-        output = small(drawn((6, 96)).requires_grad_())
-    assert output.dtype == torch.bfloat16 and not kept
 
 
 @KINDS

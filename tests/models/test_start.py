@@ -84,13 +84,6 @@ def test_the_base_can_be_looked_at_before_a_backward_pass(pipeline, embeddings, 
     assert all(torch.equal(one, other) for one, other in zip(gradients(False), gradients(True)))
 
 
-def test_the_alpha_of_the_settings_may_be_another(pipeline, embeddings, kept):
-    other = LORA.model_copy(update={"alpha": 3.0})
-    policy = Policy.load_to_train(pipeline, other, start=kept / "lora", **HOW)
-    expected = two_velocities(Policy.load(pipeline, kept / "lora", **HOW), embeddings)
-    torch.testing.assert_close(two_velocities(policy, embeddings), expected)
-
-
 @pytest.mark.parametrize(
     "run, changes, message",
     [

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import venv
@@ -291,25 +290,6 @@ def started(environment: "Environment", *words: object, folder: Path, until: str
     finally:
         process.send_signal(signal.SIGTERM)  # a shell's background job ignores SIGINT
         process.communicate()
-
-
-@pytest.mark.engines
-def test_the_extra_demo_serves_the_page(environment, folder):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        free_port = free.getsockname()[1]
-    lines = list(
-        started(
-            environment("demo"), "demo", "--port", free_port, folder=folder, until="Ctrl-C ends it"
-        )
-    )
-    assert "the demo of tiny is at http://127.0.0.1" in lines[-1], lines
-
-
-@pytest.mark.engines
-def test_the_extra_serve_serves_a_reward(environment, folder):
-    words = ("serve-reward", "--reward", "hps", "--profile", "tiny", "--port", 0)
-    lines = list(started(environment("serve"), *words, folder=folder, until=" serves hps"))
-    assert lines[-1].startswith("http://127.0.0.1:"), lines
 
 
 def test_the_extra_report_draws_charts_and_computes_intervals(environment, tmp_path):

@@ -44,14 +44,6 @@ def test_a_prompt_file_that_changed_is_told_with_the_command_that_takes_it_over(
     assert run_here(check.main, folder=made).returncode == 0
 
 
-def test_nothing_is_told_where_dvc_sees_the_change_itself(made):
-    """Another setting: the stage runs anyway."""
-    file = made / "profiles" / "mine.yaml"
-    file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
-    (made / "mine.txt").write_text("a red circle\na green cross\n")
-    assert run_here(check.main, folder=made).returncode == 0
-
-
 def test_everything_that_is_wrong_is_told_in_one_round(made):
     file = made / "profiles" / "mine.yaml"
     settings = YAML(typ="safe").load(file)
@@ -75,27 +67,6 @@ def test_everything_that_is_wrong_is_told_in_one_round(made):
         assert sum(part in line for line in lines) == 1, (part, done.stderr)
     # Advice that the model cannot follow is not given
     assert "shorten them, because this model knows at most 12" in done.stderr
-
-
-def test_a_shape_that_is_not_known_hides_no_other_mistake(made):
-    """The room on the disk needs a plan, and a plan needs the shape; training needs neither."""
-    (made / "profiles" / "flux_hps_clip.yaml").symlink_to(ROOT / "profiles" / "flux_hps_clip.yaml")
-    changes = {
-        "models": {"repos": {"pipeline": {"repo": "me/my-flux", "revision": None}}},
-        "rewards": {"redness": {"class": "nowhere:Redness"}},
-    }
-    (made / "profiles" / "mine.yaml").unlink()
-    YAML().dump(
-        {
-            "extends": "flux_hps_clip",
-            **changes,
-            "training": {"rewards": {"redness": 1.0}},
-            "evaluation": {"rewards": ["redness"]},
-        },
-        made / "profiles" / "mine.yaml",
-    )
-    told = run_here(check.main, folder=made).stderr
-    assert "no module 'nowhere'" in told and "the shape of" not in told
 
 
 def test_prompts_without_a_score_are_told_before_work(made):

@@ -16,9 +16,7 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.sampling.tree import build
-from pipeline import check, job
-from studies import __main__ as studies
-from tests.conftest import ROOT
+from pipeline import check
 from tests.fixtures.browser import open_page
 from tests.fixtures.commands import refusal, run_here
 from tests.fixtures.projects import git, seconds_checkout
@@ -127,19 +125,6 @@ def test_training_records_start_at_the_base_and_count_forward_evaluations(projec
     assert records.num_forward_evals.tolist() == [0, each, 2 * each]
     assert records.old_policy_ratio_error.max() < 2e-5
     assert records.filter(like="heldout_").notna().all().all()
-
-
-def test_seconds_stand_outside_of_what_dvc_hashes(project):
-    assert "seconds" not in pd.read_parquet(
-        project / "runs" / "seconds" / "g2rpo-7" / "records.parquet"
-    )
-    assert "seconds" not in (project / "runs" / "seconds" / "g2rpo-7" / "curve.json").read_text()
-    timings = json.loads((project / "reports" / "timings" / "g2rpo-7.json").read_text())
-    assert (
-        list(timings["seconds"]) == ["0", "1", "2"]
-        and timings["seconds"]["2"] > timings["seconds"]["1"] > 0
-    )
-    assert "timings" not in (project / "dvc.lock").read_text()
 
 
 def test_the_machine_of_the_run_is_committed_and_no_output(project):
@@ -336,80 +321,6 @@ def test_prompts_are_shown_as_text_and_never_run(project, tmp_path):
         dvc(project, "repro", "--force", "--single-item", "report")
 
 
-@pytest.mark.slow
-@pytest.mark.engines
-def test_an_exported_run_is_a_row_of_the_report_with_the_runs_scores(project):
-    """Nothing is trained again, and what is drawn is what the run draws."""
-    exported = run_here(
-        main, "export", "g2rpo-7", "--form", "diffusers", "--out", "elsewhere", folder=project
-    )
-    assert exported.returncode == 0, exported.stderr
-    profile = YAML(typ="safe").load(project / "profiles" / "seconds.yaml")
-    profile["published"] = {
-        "taken_along": {"folder": "elsewhere", "label": "exported", "trained_on": {"hps": 1.0}}
-    }
-    YAML().dump(profile, project / "profiles" / "seconds.yaml")
-    params = (project / "params.yaml").read_text()
-    (project / "params.yaml").write_text(
-        params.replace("published: []", "published: [taken_along]")
-    )
-    try:
-        ran = re.findall(r"^Running stage '(.*)'", dvc(project, "repro"), flags=re.MULTILINE)
-        assert ran == ["profile", "published", "evaluate_published@taken_along", "report"]
-        report = json.loads((project / "reports" / "report.json").read_text())
-        rewards = ["hps", "clip_score", "pickscore", "image_reward", "verifier"]
-        taken, own = (report[run] for run in ("taken_along-0", "g2rpo-7"))
-        assert [taken[reward] for reward in rewards] == [
-            own[reward] for reward in rewards
-        ] and taken["training_reward_gain"]
-        assert "| exported |" in (project / "reports" / "report.md").read_text()
-        alone = params.replace("published: []", "published: [taken_along]").replace(
-            "[g2rpo, g2rpo_two]", "[]"
-        )
-        (project / "params.yaml").write_text(alone)  # a report without any training
-        ran = re.findall(r"^Running stage '(.*)'", dvc(project, "repro"), flags=re.MULTILINE)
-        assert ran == [
-            "profile",
-            "published",
-            "report",
-        ]  # nothing of it trains from published weights any more
-        assert set(json.loads((project / "reports" / "report.json").read_text())) == {
-            "base-0",
-            "taken_along-0",
-            "comparisons",
-        }
-        shutil.rmtree(project / "elsewhere")
-        refused = run([sys.executable, "-m", "stages.published", "--profile", "seconds"], project)
-        assert (
-            refused.returncode == 1
-            and "published.taken_along.folder: elsewhere does not exist" in refused.stderr
-        )
-    finally:
-        assert run(["git", "checkout", "--quiet", "--", "."], project).returncode == 0
-        dvc(project, "checkout")
-
-
-@pytest.mark.parametrize(
-    "words, complaint",
-    [
-        (
-            ["--seed", "9"],
-            (
-                "dvc repro has no train@g2rpo-9 of seconds: name profile, "
-                "method and seed in params.yaml"
-            ),
-        ),
-        (
-            ["--seed", "7", "--nodes", "2"],
-            "training.processes is 1, but the job has 16 GPUs: write auto",
-        ),
-    ],
-)
-def test_a_job_that_could_not_start_is_not_written(project, words, complaint):
-    asked = ("--profile", "seconds", "--method", "g2rpo", *words)
-    assert refusal(job.main, *asked, folder=project) == f"error: launch: {complaint}\n"
-
-
 STUDY = """
 study: small
 profile: seconds
@@ -512,18 +423,6 @@ def test_a_study_runs_beside_by_its_name(project, study, tmp_path):
         assert shown.complaints() == []
 
 
-def test_a_study_that_there_is_not_or_may_not_be_is_refused(project):
-    done = run_here(studies.main, "compair", folder=project)
-    assert done.returncode == 2 and "invalid choice: 'compair'" in done.stderr
-    known = ", ".join(sorted(path.parent.name for path in (ROOT / "studies").glob("*/params.yaml")))
-    for words, complaint in (
-        (("run", "compair"), f"studies/compair/params.yaml: no such study; there are {known}\n"),
-        (("new", "compare"), "studies/compare exists"),
-        (("new", "my study"), "is not a valid name for a study"),
-    ):
-        assert complaint in refusal(studies.main, *words, folder=project)
-
-
 def test_dvc_shows_the_curves_as_an_image_that_needs_no_network(project):
     dvc(project, "plots", "show")
     page = (project / "dvc_plots" / "index.html").read_text()
@@ -531,7 +430,6 @@ def test_dvc_shows_the_curves_as_an_image_that_needs_no_network(project):
 
 
 @pytest.mark.slow
-@pytest.mark.engines
 def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
     """SIGKILL to DVC and all it started while training."""
     profile = project / "profiles" / "seconds.yaml"

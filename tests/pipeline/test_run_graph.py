@@ -2,13 +2,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
-from flows import KNOWN, version_problem
 from g2rpo_core.foundation.errors import UserError
 from pipeline import reproduce, runner
 from pipeline.graph import chosen, read_graph
@@ -125,19 +123,6 @@ def test_mistakes_in_dvc_yaml_end_in_one_line(project, old, new, message):
         file.write_text(text)
 
 
-def test_versions_that_are_known_to_fail_are_named():
-    good = {"prefect": "3.8.8", "fastapi": "0.150.0", "sqlalchemy": "2.0.57"}
-    assert version_problem(good) is None
-    assert "fastapi 0.151.0 is known to fail" in version_problem(good | {"fastapi": "0.151.0"})
-    assert "sqlalchemy 2.1.0 is known to fail (cron runs" in version_problem(
-        good | {"sqlalchemy": "2.1.0"}
-    )
-    assert "prefect is not installed" in version_problem(
-        {key: good[key] for key in good if key != "prefect"}
-    )
-    assert {package for package, _, _ in KNOWN} == set(good)
-
-
 @pytest.mark.pipeline
 def test_a_study_needs_neither_prefect_nor_the_flows():
     """So it runs where Prefect's versions are wrong, or Prefect is not installed."""
@@ -161,36 +146,6 @@ def test_a_stage_has_its_profiles_grace_before_it_is_killed(tmp_path):
     ):
         (tmp_path / "reports" / "profile.yaml").write_text(text)
         assert runner.grace_of(tmp_path) == seconds + runner.MARGIN
-
-
-def test_a_studys_bar_says_how_far_each_stage_is_and_where_its_output_goes(
-    tmp_path, monkeypatch, capsys
-):
-    """A real stage of a real DVC project, whose own bar is tqdm's."""
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "slow.py").write_text(
-        "import sys\nfrom tqdm import tqdm\n"
-        "for _ in tqdm(range(7), desc='slow', mininterval=0, unit='iteration'): pass\n"
-        "open('out', 'w')\n"
-    )
-    (project / "dvc.yaml").write_text(
-        "stages:\n  slow:\n    cmd: python slow.py\n    outs: [out]\n"
-    )
-    monkeypatch.chdir(project)
-    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
-    monkeypatch.setattr(runner.Bar, "monitor_interval", 0)
-    init(project)
-    shown = []
-    monkeypatch.setattr(
-        runner.Bar, "set_postfix_str", lambda bar, text, refresh=True: shown.append(text)
-    )
-    runner.run_with_bar(read_graph(), 1, Path("logs", "study"), threading.Event())
-    assert "slow 0/7" in shown and "slow 7/7" in shown and shown[-1] == ""
-    assert (
-        "study: the output of each stage is in logs/study/<stage>.log\n" in capsys.readouterr().err
-    )
-    assert "7/7" in Path("logs/study/slow.log").read_text()
 
 
 @pytest.mark.parametrize("gpu", [False, True])

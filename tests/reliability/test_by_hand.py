@@ -10,9 +10,9 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.distributed.runtime import Runtime
 from g2rpo_core.foundation.runs import read_lock
-from tests.fixtures.commands import refusal, run_here, run_module
+from tests.fixtures.commands import run_here, run_module
 from tests.fixtures.killed_stages import hashes
-from tests.reliability.conftest import make_checkout, stage
+from tests.reliability.conftest import make_checkout
 
 pytestmark = pytest.mark.pipeline
 EVALUATE, TRAIN = "evaluate@g2rpo-1", "train@g2rpo-1"
@@ -94,34 +94,3 @@ def test_a_run_that_params_yaml_names_is_known_unless_it_changed_meanwhile(known
         and "its settings, code or inputs have changed since it began" in done.stderr
     )
     assert read_lock(known / "dvc.lock")[EVALUATE] == after
-
-
-def test_a_study_is_not_run_with_another_profile_than_its_own(known):
-    (known / "profiles" / "mini.yaml").write_text("extends: small\n")
-    (known / "studies" / "one").mkdir(parents=True)
-    study = {
-        "study": "one",
-        "profile": "small",
-        "seeds": [1],
-        "title": "",
-        "about": "",
-        "equal": ["iterations"],
-        "methods": ["dance_grpo"],
-    }
-    YAML().dump(study | {"entries": {"dance_grpo": {}}}, known / "studies" / "one" / "params.yaml")
-    words = ("--profile", "mini", "--study", "one", "--method", "g2rpo", "--seed", 1)
-    told = refusal(importlib.import_module("stages.evaluate").main, *words, folder=known)
-    names = "error: --profile mini: studies/one/params.yaml names profile small: give that one\n"
-    assert told == names
-
-
-def test_a_runs_folder_holds_the_weights_of_its_last_training_alone(project):
-    profile, run = project / "profiles" / "small.yaml", project / "runs" / "small" / "g2rpo-1"
-    change(profile, "training", lora={"rank": 4, "alpha": 4})
-    assert stage("train", project).returncode == 0
-    assert sorted(path.name for path in run.iterdir()) == ["curve.json", "lora", "records.parquet"]
-    shutil.copytree(run / "lora", run / "transformer")
-    done = stage("evaluate", project)
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
-        "error: runs/small/g2rpo-1: has lora and transformer"
-    )

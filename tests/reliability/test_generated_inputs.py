@@ -8,41 +8,26 @@ import io
 import json
 import random
 import shutil
-import string
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from g2rpo_core.config import Profile, load_profile, load_run
+from g2rpo_core.config import Profile, load_profile
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
-from g2rpo_core.data.prompts import Prompt, load_prompts, normalized, read_prompts, write_prompts
+from g2rpo_core.data.prompts import Prompt, normalized, read_prompts
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaints, read_json, read_yaml
+from g2rpo_core.foundation.files import complaints
 from g2rpo_core.foundation.manifest import describe_files
-from g2rpo_core.foundation.runs import read_lock
-from g2rpo_core.foundation.tables import read_numbers
-from g2rpo_core.foundation.texts import markdown, steering, visible
+from g2rpo_core.foundation.texts import steering
 from g2rpo_core.hub.model_store import LOCK, ModelStore, write_lock
-from g2rpo_core.inference.folder import pair
-from g2rpo_core.reporting.measured import model_lines, read_scores, read_training_records
-from g2rpo_core.rewards.preprocess import read_image
-from g2rpo_core.rewards.remote import Unanswered
-from g2rpo_core.rewards.spec import ServerSettings
-from g2rpo_core.rewards.unified_reward import ChatServer
 from tests.conftest import ROOT
-from tests.fixtures.chat_server import serve
 
 FEW, MANY = 12, 220  # inputs of each kind, at every commit and in the slow tier
 FIXED = {
@@ -194,43 +179,6 @@ class TestSettings:
         if profile := read_or_none(lambda: load_profile(path)):
             check_profile(profile)
 
-    @draws(data)
-    def test_profiles_that_are_any_data(self, folder, value):
-        (folder / "mine.yaml").write_bytes(dumped(value))
-        assert read_or_none(lambda: load_profile(folder / "mine.yaml")) is None
-
-    @draws(
-        st.binary(max_size=300) | st.text(alphabet=string.printable, max_size=120).map(str.encode)
-    )
-    def test_files_that_are_any_bytes(self, folder, content):
-        (folder / "mine.yaml").write_bytes(content)
-        read = read_or_none(lambda: SimpleNamespace(data=read_yaml(folder / "mine.yaml")))
-        assert read is None or not complaints(read.data)
-        read_or_none(lambda: read_json(folder / "mine.yaml"))
-        assert read_or_none(lambda: load_profile(folder / "mine.yaml")) is None
-
-    @draws(damages)
-    def test_damaged_profiles(self, folder, how):
-        path = damage(ROOT / "profiles" / "tiny.yaml", folder / "mine.yaml", how)
-        if profile := read_or_none(lambda: load_profile(path)):
-            check_profile(profile)
-
-    @draws(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "profile": texts,
-                "methods": st.lists(texts, max_size=3) | data,
-                "seeds": st.lists(numbers, max_size=3) | data,
-            },
-        )
-    )
-    def test_params(self, folder, value):
-        (folder / "params.yaml").write_bytes(dumped(value))
-        assert (
-            read_or_none(lambda: load_run(folder / "params.yaml")) is None
-        )  # no profile is of such a name
-
 
 rows = st.one_of(
     data, st.fixed_dictionaries({"prompt": texts | data}, optional={"style": texts | data})
@@ -249,66 +197,11 @@ class TestPrompts:
                 for prompt in prompts
             )
 
-    @draws(st.lists(rows, max_size=5))
-    def test_json_lines(self, folder, values):
-        path = folder / "mine.jsonl"
-        path.write_text("\n".join(json.dumps(value) for value in values))
-        prompts = read_or_none(lambda: read_prompts(path))
-        self.check(prompts)
-        asked = [
-            value["prompt"]
-            for value in values
-            if isinstance(value, dict) and isinstance(value.get("prompt"), str)
-        ]
-        if prompts is not None:  # nothing that is no text was taken for one
-            assert {prompt.text for prompt in prompts} == {normalized(text) for text in asked} - {
-                ""
-            }
-            write_prompts(folder / "out.parquet", prompts)
-            assert load_prompts(folder / "out.parquet") == prompts
-
     @draws(st.sampled_from([".txt", ".csv", ".jsonl", ".parquet"]), st.binary(max_size=400))
     def test_files_that_are_any_bytes(self, folder, suffix, content):
         path = folder / f"mine{suffix}"
         path.write_bytes(content)
         self.check(read_or_none(lambda: read_prompts(path)))
-
-    @draws(st.lists(st.lists(texts, min_size=1, max_size=4), max_size=5))
-    def test_csv(self, folder, lines):
-        path = folder / "mine.csv"
-        path.write_text(
-            "prompt,style\n" + "\n".join(",".join(line) for line in lines),
-            encoding="utf-8",
-            errors="surrogatepass",
-            newline="",
-        )
-        self.check(read_or_none(lambda: read_prompts(path)))
-
-    @draws(
-        st.lists(st.one_of(scalars, st.lists(texts, max_size=2)), min_size=1, max_size=4),
-        st.sampled_from(["prompt", "text"]),
-    )
-    def test_parquet(self, folder, values, column):
-        path = folder / "mine.parquet"
-        try:
-            pq.write_table(pa.Table.from_pydict({column: values}), path)
-        except (pa.ArrowException, UnicodeEncodeError, OverflowError):  # Parquet has no form for it
-            return
-        self.check(read_or_none(lambda: read_prompts(path)))
-
-    @draws(damages)
-    def test_damaged_prompts_of_the_stage(self, folder, how):
-        write_prompts(
-            folder / "whole.parquet", [Prompt(f"p-{n}", f"a cat {n}", "photo") for n in range(9)]
-        )
-        prompts = read_or_none(
-            lambda: load_prompts(damage(folder / "whole.parquet", folder / "test.parquet", how))
-        )
-        assert prompts is None or all(
-            isinstance(value, str)
-            for prompt in prompts
-            for value in (prompt.id, prompt.text, prompt.style)
-        )
 
 
 def encoded(prompts):
@@ -364,11 +257,6 @@ class TestStores:
         if found is not None:
             assert found.resolve().is_relative_to(root.resolve())
 
-    @draws(st.dictionaries(texts, data, max_size=2) | data)
-    def test_locks_that_are_any_data(self, folder, value):
-        (folder / LOCK).write_text(json.dumps(value))
-        read_or_none(lambda: ModelStore(folder).folder("one"))
-
     @draws(damages, st.sampled_from(["manifest.json", "records.json", ".metadata", "__0_0.distcp"]))
     def test_damaged_checkpoints(self, folder, how, name):
         if not (folder / "whole").exists():
@@ -403,149 +291,3 @@ ROWS = {
     "records": {"iteration": 3, "num_forward_evals": 8, "num_transitions": 2},
     "prompts": {"id": "p-1", "prompt": "a red circle", "style": ""},
 }
-READERS = {
-    "results": lambda folder: read_scores(("g2rpo", 1), folder),
-    "records": lambda folder: read_training_records(("g2rpo", 1), folder),
-    "prompts": lambda folder: load_prompts(folder / "prompts.parquet"),
-}
-CELLS = [(table, column) for table, row in ROWS.items() for column in row]
-
-
-class TestRows:
-    @draws(st.sampled_from(CELLS), scalars, st.integers(0, 4))
-    def test_tables_with_any_value_in_a_row(self, folder, cell, value, place):
-        """A table has one kind of value in a column, and no null, or its row is named."""
-        table, column = cell
-        rows = [dict(ROWS[table]) for _ in range(5)]
-        rows[place][column] = value
-        try:
-            pd.DataFrame(rows).to_parquet(folder / f"{table}.parquet")
-        except (pa.ArrowException, OverflowError, UnicodeError):  # Parquet has no such column
-            return
-        null, may_lack = bool(pd.isna(value)), column in ("score", "reason")
-        found = read_or_none(lambda: SimpleNamespace(made=READERS[table](folder)))
-        if found and table != "prompts":
-            kind = (
-                str if isinstance(ROWS[table][column], str) or column == "reason" else int | float
-            )
-            kept = [
-                each for each in found.made[column].tolist() if not (may_lack and pd.isna(each))
-            ]
-            assert all(isinstance(each, kind) and each == each for each in kept)  # noqa: PLR0124
-        if null and not may_lack:
-            with pytest.raises(UserError, match=rf"row {place + 1} has null as its {column}, not"):
-                READERS[table](folder)
-
-    @draws(st.dictionaries(texts, data, max_size=3))
-    def test_numbers_by_name_that_are_any_data(self, folder, value):
-        (folder / "means.json").write_text(json.dumps(value))
-        found = read_or_none(lambda: read_numbers(folder / "means.json"))
-        assert found is None or all(type(each) in (int, float) for each in found.values())
-
-
-class TestReports:
-    @draws(damages)
-    def test_damaged_records_and_scores(self, folder, how):
-        for name in ("records", "results"):
-            whole = folder / f"whole-{name}.parquet"
-            pd.DataFrame([ROWS[name]] * 5).to_parquet(whole)
-            damage(whole, folder / f"{name}.parquet", how)
-            found = read_or_none(lambda name=name: SimpleNamespace(table=READERS[name](folder)))
-            assert found is None or len(found.table)
-
-    @draws(damages)
-    def test_damaged_locks_of_dvc(self, folder, how):
-        read_or_none(lambda: read_lock(damage(ROOT / "dvc.lock", folder / "dvc.lock", how)))
-
-    @draws(
-        st.fixed_dictionaries(
-            {},
-            optional={"stages": st.dictionaries(texts, data, max_size=3) | data, "schema": texts},
-        )
-    )
-    def test_locks_of_dvc_that_are_any_data(self, folder, value):
-        (folder / "dvc.lock").write_bytes(dumped(value))
-        read_or_none(lambda: read_lock(folder / "dvc.lock"))
-
-    @draws(data)
-    def test_qualities_of_models_that_are_any_data(self, folder, value):
-        (folder / "models.json").write_text(json.dumps(value))
-        read_or_none(lambda: model_lines(folder / "models.json"))
-
-    @draws(texts)
-    def test_texts_are_shown_without_what_steers(self, folder, text):
-        assert not steering(visible(text)) and "\n" not in visible(text)
-        assert not steering(markdown(text)) and "|" not in markdown(text).replace("\\|", "")
-
-
-class TestPictures:
-    @draws(damages, st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF"]))
-    def test_damaged_pictures(self, folder, how, form):
-        whole = folder / f"whole.{form.lower()}"
-        if not whole.exists():
-            Image.effect_noise((24, 24), 50).convert("RGB").save(whole, form)
-        image = read_or_none(lambda: read_image(damage(whole, folder / "x.png", how)))
-        assert image is None or image.size[0] > 0
-
-    @draws(
-        st.binary(max_size=200)
-        | st.lists(st.lists(texts, max_size=3).map(",".join), max_size=4)
-        .map("\n".join)
-        .map(lambda text: text.encode(errors="replace")),
-        st.sampled_from(["csv", "txt"]),
-    )
-    def test_prompts_of_pictures(self, folder, content, suffix):
-        images = folder / "images"
-        images.mkdir(exist_ok=True)
-        Image.new("RGB", (4, 4)).save(images / "a.png")
-        path = folder / f"prompts.{suffix}"
-        path.write_bytes(content)
-        table = read_or_none(lambda: SimpleNamespace(table=pair(images, path)))
-        assert table is None or all(
-            isinstance(prompt, str) and prompt.strip() for prompt in table.table.prompt
-        )
-
-
-class TestServers:
-    @pytest.fixture(scope="class")
-    def server(self):
-        """A real server that answers with what `say` holds."""
-        say = SimpleNamespace(status=200, body=b"", headers={})
-        with serve(lambda request: (say.status, say.headers, say.body)) as served:
-            how = ServerSettings(url=served.url, timeout=20, tries=1, backoff=0)
-            yield SimpleNamespace(say=say, ask=ChatServer(how, "m", 8))
-
-    @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
-    def test_answers_that_are_any_data(self, server, many):
-        choices = st.fixed_dictionaries(
-            {},
-            optional={
-                "message": st.fixed_dictionaries({}, optional={"content": data}) | data,
-                "finish_reason": data,
-            },
-        )
-        bodies = st.one_of(
-            st.binary(max_size=200),
-            data.map(json.dumps).map(str.encode),
-            st.fixed_dictionaries({"choices": st.lists(choices, max_size=2) | data})
-            .map(json.dumps)
-            .map(str.encode),
-        )
-        statuses = st.sampled_from([200, 200, 200, 204, 400, 401, 404, 418, 429, 500, 503])
-
-        @settings(max_examples=MANY if many else FEW, suppress_health_check=HEALTH, **FIXED)
-        @given(statuses, bodies)
-        def check(status, body):
-            server.say.status, server.say.body = status, body
-            answers = read_or_none(
-                lambda: server.ask([[torch.zeros(3, 4, 4, dtype=torch.uint8)]], ["how red?"])
-            )
-            assert answers is None or (
-                len(answers) == 1 and isinstance(answers[0], str | Unanswered)
-            )
-            if answers and isinstance(
-                answers[0], str
-            ):  # it was said so, and nothing was made of something else
-                assert json.loads(body)["choices"][0]["message"]["content"] == answers[0]
-
-        check()

@@ -15,10 +15,7 @@ from tests.fixtures.commands import run_module
     "processes, kills",
     [
         (1, {"embed": 2, "train": 4, "evaluate": 3, "report": 2}),
-        pytest.param(
-            1, {"train": 6, "evaluate": 1, "report": 4, "models": 2}, marks=pytest.mark.engines
-        ),
-        pytest.param(2, {"train": 8, "evaluate": 4}, marks=pytest.mark.engines),
+        (2, {"train": 4, "evaluate": 2}),
     ],
 )
 def test_stages_killed_at_any_moment_end_with_the_same_bits(project, processes, kills):

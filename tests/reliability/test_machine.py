@@ -47,10 +47,6 @@ READ_ONLY = (
     [
         ("embed", signal.SIGINT),
         ("evaluate", signal.SIGTERM),
-        *(
-            pytest.param(*each, marks=pytest.mark.engines)
-            for each in (("embed", signal.SIGTERM), ("evaluate", signal.SIGINT))
-        ),
     ],
 )
 def test_a_stop_signal_ends_a_stage_in_one_line_and_it_goes_on_later(project, name, number):
@@ -123,12 +119,3 @@ def test_too_few_open_files_are_said_and_no_file_is_called_damaged(project):
         "error: too many open files: allow more with `ulimit -n 4096`, "
         "and run the same command again; no file is damaged\n"
     )
-
-
-def test_a_terminal_of_another_encoding_shows_every_text(project):
-    (project / "profiles" / "tiny.yaml").write_text(
-        "# \u03bb\n" + (project / "profiles" / "tiny.yaml").read_text()
-    )
-    words = ("g2rpo_core.cli", "profile", "list")
-    done = run_module(*words, folder=project, PYTHONIOENCODING="latin-1")
-    assert done.returncode == 0 and "tiny" in done.stdout, done.stderr

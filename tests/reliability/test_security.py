@@ -1,50 +1,33 @@
 """Nothing from outside runs, leaves its folder, steers what shows it, or learns a secret."""
 
-import html
 import io
 import json
 import pickle
-import random
-import re
-import string
 import types
-from base64 import b64encode, urlsafe_b64encode
 from enum import Enum
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 import torch
 from jinja2 import Environment
 
-from g2rpo_core.cli.main import main
 from g2rpo_core.config import profile_path, study_path
-from g2rpo_core.data.prompts import read_prompts
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import sha256
-from g2rpo_core.foundation.texts import markdown, steering, visible
 from g2rpo_core.hub.pickled import read_pickled
 from g2rpo_core.reporting import render as render_module
-from g2rpo_core.rewards import registry
-from g2rpo_core.rewards.remote import HttpClient
 from g2rpo_core.rewards.spec import ServerSettings
 from g2rpo_core.rewards.unified_reward import ChatServer
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
-from tests.fixtures.commands import run_here, run_module
-from tests.fixtures.images import folder_to_score
-from tests.fixtures.score_server import HEALTH, answering
+from tests.fixtures.commands import run_module
 
 CODE = [
     path
     for folder in ("g2rpo_core", "stages", "flows", "studies")
     for path in (ROOT / folder).rglob("*.py")
 ]
-UNSAFE = (
-    r"pickle\.loads?\(|joblib\.load|yaml\.unsafe|typ=.unsafe"
-    r"|trust_remote_code=True|(?<![.\w])eval\("
-)
 CANARY = "hf_canary0123456789"
 
 
@@ -130,14 +113,6 @@ def test_an_index_of_python_3_11_2_is_read_by_every_python(saved):
     assert state["weight"].tolist() == [1, 1]
 
 
-def test_nothing_of_the_project_unpickles_what_comes_from_outside():
-    for path in CODE:
-        text = path.read_text()
-        for call in re.findall(r"torch\.load\([^)]*\)", text):
-            assert "weights_only=True" in call, (path, call)
-        assert not re.search(UNSAFE, text), path
-
-
 @pytest.mark.parametrize(
     "name", ["../x", "/etc/x", "a/b", "..", ".", "", "a\0b", "x" * 101, "\u202ex", "-x"]
 )
@@ -145,24 +120,6 @@ def test_no_name_leads_out_of_its_folder(name):
     for path in (profile_path, study_path):
         with pytest.raises(UserError, match="is not a valid name"):
             path(name)
-
-
-def test_the_name_of_a_prompt_file_becomes_no_path(tmp_path):
-    path = tmp_path / "a b:c\u202e.txt"
-    path.write_text("a cat\n")
-    assert re.fullmatch(r"[\w.-]+", read_prompts(path)[0].id)
-
-
-def test_texts_that_steer_are_shown_as_their_codes():
-    for harmful in ("\x1b]0;title\x07", "\u202egnp.exe", "a\rb", "\u2066x\u2069", "\x00"):
-        assert (
-            steering(harmful) and not steering(visible(harmful)) and not steering(markdown(harmful))
-        )
-        assert not steering(str(UserError(f"prompt {harmful}")))
-    assert (
-        visible("caf\u00e9 \u05d0\u05d1 \U0001f415 a|b") == "caf\u00e9 \u05d0\u05d1 \U0001f415 a|b"
-    )  # texts of every language stay
-    assert markdown("a|b <script> [x](y) `z` *b*") == r"a\|b \<script\> \[x\](y) \`z\` \*b\*"
 
 
 def test_the_reports_templates_escape_what_comes_from_outside(monkeypatch):
@@ -201,70 +158,6 @@ def test_a_key_is_in_no_message_even_where_the_server_repeats_it(status, monkeyp
     assert said and CANARY not in said and "key of REWARD_KEY" in said
 
 
-ECHO = f"Authorization: Bearer {CANARY}"
-
-
-@pytest.mark.parametrize(
-    "status, said",
-    [
-        (200, json.dumps({"error": ECHO})),
-        (200, json.dumps({"scores": [None], "reasons": [ECHO]})),
-        (200, json.dumps({"scores": [ECHO]})),
-        (
-            200,
-            json.dumps({"scores": [None], "reasons": [ECHO]}).replace("_", "\\u005f"),
-        ),  # the same in other words
-        (200, "x" * 190 + CANARY),  # cut in its middle
-        (200, '{"scores": [' + ECHO),
-        (418, ECHO),
-        (500, ECHO),
-    ],
-)
-def test_a_score_servers_echo_of_the_key_is_in_no_reason(status, said, monkeypatch):
-    monkeypatch.setenv("REWARD_KEY", CANARY)
-    with answering(lambda body, number: (status, said.encode()), HEALTH | {"note": ECHO}) as served:
-        server = {"url": served.url, "tries": 1, "backoff": 0, "key_variable": "REWARD_KEY"}
-        reward = registry.load(["hps"], ROOT / "nowhere", section={"hps": {"server": server}})[
-            "hps"
-        ]
-        reasons = reward.score_with_reasons(torch.zeros(1, 3, 4, 4), ["a"])[1]
-    kept = f"{reasons} {reward.health}"
-    assert (
-        not any(CANARY[:length] in kept for length in (len(CANARY), 8))
-        and kept.count("(the key o") == 2
-    )
-
-
-OTHER_FORMS = {
-    "json": lambda text: json.dumps(json.dumps(text)),
-    "codes": lambda text: "".join(f"\\u{ord(char):04X}" for char in text),
-    "repr": lambda text: repr(repr(text)),
-    "address": lambda text: quote(quote(text, safe="")),
-    "every": lambda text: "".join(f"%{ord(char):02x}" for char in text),
-    "html": lambda text: html.escape(html.escape(text)),
-    "numbers": lambda text: "".join(f"&#{ord(char)};" for char in text),
-    "base64": lambda text: b64encode(text.encode()).decode().replace("/", "\\/"),
-    "of addresses": lambda text: urlsafe_b64encode(text.encode()).decode(),
-    "hex": lambda text: text.encode().hex(),
-}
-
-
-@pytest.mark.parametrize("form", OTHER_FORMS)
-def test_a_key_is_found_in_an_answer_however_it_is_written(form, monkeypatch):
-    """10 keys of any characters in each form, behind any others: 100 answers."""
-    draw = random.Random(form)
-    monkeypatch.setenv("REWARD_KEY", CANARY)
-    client = HttpClient(ServerSettings(url="http://localhost:1", key_variable="REWARD_KEY"), "x")
-    for _ in range(10):
-        key, before, after = (
-            "".join(draw.choices(string.printable[:94], k=draw.randint(*span)))
-            for span in ((6, 40), (0, 5), (0, 5))
-        )
-        monkeypatch.setenv("REWARD_KEY", key)
-        said = client.without_key(OTHER_FORMS[form](f"{before} Bearer {key} {after}"))
-        assert said.count("(the key of REWARD_KEY)") >= 1, (key, said)
-
-
 @pytest.mark.pipeline
 def test_no_token_of_the_environment_is_printed(tmp_path):
     """`g2rpo doctor`, a stage that fails and the check, each with tokens in the environment."""
@@ -292,25 +185,3 @@ def linked(folder: Path) -> Path:
     for name in ("profiles", "params.yaml"):
         (project / name).symlink_to(ROOT / name)
     return project
-
-
-def test_what_is_served_is_bound_to_loopback():
-    """Every address that the code binds or hands to a server; another has to be asked for."""
-    for path in CODE:
-        text = path.read_text()
-        assert '"0.0.0.0"' not in text, path  # a help text may name it
-        for host in re.findall(r'(?:"--host",\s*|\bhost: .*= )"([^"]+)"', text):
-            assert host == "127.0.0.1", path
-
-
-def test_a_servers_note_steers_no_terminal(tmp_path):
-    folder_to_score(tmp_path)
-    good = lambda body, number: (200, json.dumps({"scores": [0.5] * len(body["images"])}).encode())
-    with answering(good, HEALTH | {"note": "\x1b]0;title\x07\x1b[31mred\u202e"}) as served:
-        mine = f'{{server: {{url: "{served.url}", reward: hps}}}}'
-        (tmp_path / "profiles" / "served.yaml").write_text(
-            f"extends: tiny\nrewards: {{theirs: {mine}}}\n"
-        )
-        words = ["--reward", "theirs", "--profile", "served", "--prompts", "prompts.txt", "images"]
-        done = run_here(main, "score", *words, folder=tmp_path)
-    assert done.returncode == 0 and "red" in done.stdout and not steering(done.stdout), done

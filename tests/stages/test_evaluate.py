@@ -18,7 +18,7 @@ from g2rpo_core.reporting.recorded import gains_in
 from stages import evaluate, profile, report
 from stages.profile import written_data
 from tests.conftest import ROOT, embed
-from tests.fixtures.commands import refusal, run_here
+from tests.fixtures.commands import run_here
 from tests.fixtures.weights import randomize
 
 ENTRIES = {"apart": 1.0, "also_apart": 1.0}  # trained with another guidance than the profile's
@@ -114,31 +114,6 @@ def test_weights_that_are_the_bases_score_as_the_base_drawn_alike(evaluated):
     assert of_first["hps"] == pytest.approx(first[first.reward == "hps"].score.mean())
 
 
-def test_the_report_says_which_base_a_gain_is_over(evaluated):
-    found = json.loads((evaluated / "reports" / "report.json").read_text())
-    assert {name: how["guidance"] for name, how in found["drawn"].items()} == {
-        "base-0": 3.5,
-        "base.guidance_1-0": 1.0,
-    }
-    assert found["base-0"]["hps"] != found["base.guidance_1-0"]["hps"]
-    over = {
-        (one["of"], one["against"])
-        for one in found["comparisons"]
-        if one["against"].startswith("base")
-    }
-    assert over == {
-        ("g2rpo-1", "base-0"),
-        *((f"{name}-1", "base.guidance_1-0") for name in ENTRIES),
-    }
-    assert {
-        one["difference"] for one in found["comparisons"] if one["against"].startswith("base")
-    } == {0.0}
-    for file in ("report.md", "report.html"):
-        text = (evaluated / "reports" / file).read_text()
-        assert "base model, guidance 3.5" in text and "base model, guidance 1" in text
-        assert "Base model, guidance 3.5: G²RPO; base model, guidance 1: apart, also_apart." in text
-
-
 def test_what_the_stage_profile_writes_is_what_the_stages_read(evaluated):
     settings = load_profile(evaluated / "profiles" / "mixed.yaml")
     written = written_data(settings.model_dump(mode="json"), ["g2rpo", *ENTRIES])["drawn"]
@@ -223,15 +198,6 @@ def test_a_run_elsewhere_is_drawn_as_its_own_profile_and_study_say(evaluated, mo
     write_yaml(Path("studies/mine/params.yaml"), study)
     Path("studies/mine/runs/quiet-1").mkdir(parents=True)
     assert sampling_of("studies/mine/runs/quiet-1", "mixed", mixed).guidance == 2.0
-
-
-def test_a_later_evaluation_of_an_unknown_entry_says_which_there_are(evaluated):
-    shutil.copytree(
-        evaluated / "runs" / "mixed" / "apart-1", evaluated / "runs" / "mixed" / "left_over-1"
-    )
-    words = ("--profile", "mixed", "--method", "left_over", "--seed", 1)
-    told = refusal(evaluate.main, *words, folder=evaluated)
-    assert "--method left_over: is no entry of the profile's sections methods and publ" in told
 
 
 def test_gains_of_a_table_leave_out_every_base():

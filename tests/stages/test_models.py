@@ -4,14 +4,13 @@ import importlib
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 from safetensors.torch import load_file, save_file
 
 from g2rpo_core.hub.model_store import LOCK, ModelStore
-from stages.paths import renewed, run_paths
+from stages.paths import renewed
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import FIT
@@ -49,14 +48,6 @@ def test_a_download_that_fails_leaves_the_models_that_were_there(folder):
         folder / "models" / "flux_hps" / LOCK
     ).read_text() == "{}"
     assert [path.name for path in (folder / "disk").iterdir()] == ["flux_hps"]
-
-
-def test_what_has_no_profile_in_its_path_is_of_params_yamls_profile(folder, monkeypatch):
-    """Such as the qualities of models, which the report of the main profile shows."""
-    monkeypatch.chdir(folder)
-    assert run_paths("tiny", None).reports == Path("reports")
-    assert run_paths("tiny_marks", None).reports == Path("reports", "others", "tiny_marks")
-    assert run_paths("tiny_marks", "marks").reports == Path("studies", "marks", "reports")
 
 
 def test_a_folder_whose_renewal_was_killed_is_put_back(tmp_path):

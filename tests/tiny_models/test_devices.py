@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_map_only
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tiny_models.build import build_models
-from g2rpo_core.tiny_models.clip import architecture, degrade, open_clip_towers, transformers_towers
+from g2rpo_core.tiny_models.clip import architecture, open_clip_towers, transformers_towers
 from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage
 from g2rpo_core.tiny_models.pipeline import TinyFlux, TinyStableDiffusion3
 from g2rpo_core.tiny_models.settings import (
@@ -76,12 +76,6 @@ def test_a_base_model_is_trained_on_its_device(twin, monkeypatch):
     assert decoded.device == velocity.device == OTHER and velocity.shape == latents.shape
 
 
-def test_images_are_degraded_on_their_device():
-    images = torch.zeros(5, 3, 32, 32, device=OTHER)
-    worse = degrade(TASK, images, images, 1.0, None)
-    assert worse.is_meta and worse.shape == images.shape
-
-
 def test_sizes_decide_the_models():
     size = TransformerSize(heads=3, head_width=48, blocks=1, single_blocks=4)
     flux = TinyFlux(TASK, ["a"], size).parts["transformer"]
@@ -112,23 +106,3 @@ def test_models_for_a_gpu_are_not_built_without_one(tmp_path):
     with pytest.raises(UserError, match="models.device: gpu: torch finds no GPU here"):
         build_models(tmp_path / "models", settings, tmp_path / "parts")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (
-            {"sizes": {"vae": {"channels": (16, 24, 32)}}},
-            "each must be a multiple of the first, 16",
-        ),
-        ({"sizes": {"transformer": {"head_width": 40}}}, "multiple of 16"),
-        (
-            {"flux": None, "sd3": FIT, "sizes": {"transformer": {"heads": 8}}},
-            "sizes.transformer: is that of `flux`",
-        ),
-    ],
-)
-def test_sizes_that_no_model_has_are_refused(changes, message):
-    given = {"source": "shapes", "seed": 0, "images": 8, "vae": FIT, "flux": FIT}
-    with pytest.raises(ValueError, match=message):
-        BuiltModels.model_validate(given | changes)

@@ -8,14 +8,12 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import plugin_data_pb2
 
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.tracking import display as tracking
 from g2rpo_core.tracking.display import CAPTION, Display, Tracking
 from g2rpo_core.training.settings import SampleSettings, TrackingSettings
 from tests.fixtures.errors import refused
-from tests.fixtures.projects import git
 from tests.fixtures.rollouts import small_method
 
 SETTINGS = TrackingSettings(samples=SampleSettings(every=2, prompts=2))
@@ -89,15 +87,6 @@ def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
     ]
 
 
-def test_the_share_of_the_peak_is_a_curve_where_the_peak_is_known(tmp_path):
-    seconds = lambda before, after: after["seconds"] - before["seconds"]
-    for name, share in (("gpu", seconds), ("cpu", None)):
-        tracked(name, tmp_path, [(0, 0.5), (1, 0.5)], share=share)
-    assert [event.value for event in events_of(tmp_path / "gpu").Scalars("perf/mfu")] == [2.0]
-    curves = events_of(tmp_path / "cpu").Tags()["scalars"]
-    assert not [name for name in curves if name.startswith("perf/")]
-
-
 def test_a_resumed_run_takes_back_what_was_told_after_its_checkpoint(tmp_path):
     tracked("run", tmp_path, [(iteration, 0.5) for iteration in range(5)])
     time.sleep(1.1)  # files of events are named by the second and read in their order
@@ -147,46 +136,10 @@ def test_images_are_below_those_of_the_model_before_training(tmp_path):
     assert not TrackingSettings(to=()).samples_due(0)
 
 
-def test_a_new_run_shows_no_picture_of_an_earlier_one(tmp_path):
-    """Nor does a resumed run one of iterations that it has yet to make again."""
-    images = torch.zeros(1, 3, 32, 32)
-    for first, steps in ((0, (0, 4, 8)), (5, (6,)), (0, (0,))):
-        run = Tracking("run", SETTINGS, first=first, folder=tmp_path)
-        left = sorted(path.name for path in (tmp_path / "run").glob("samples-*.png"))
-        assert left == (["samples-000000.png", "samples-000004.png"] if first else [])
-        for step in steps:
-            run.samples(step, images, ["a circle"])
-        run.finish()
-        time.sleep(1.1)  # files of events are named by the second
-    assert [
-        event.step
-        for event in events_of(tmp_path / "run").Images(
-            "training pictures/samples: the base, and now"
-        )
-    ] == [0]
-
-
 def test_a_tracker_that_is_not_installed_ends_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with refused("tracking.to: wandb is not installed: pip install wandb, or leave it out"):
         Tracking("run", TrackingSettings(to=("wandb",)), folder=tmp_path)
-
-
-def test_dvclive_has_curves_and_the_newest_images_and_leaves_the_pipeline_alone(here):
-    git(here, "init")
-    git(here, "commit", "--allow-empty", "-m", "first")
-    run = Tracking("tiny/g2rpo-1", TrackingSettings(to=("dvclive",)), folder=here / "live")
-    for iteration in range(3):
-        run.record(record(iteration, iteration / 10), 12)
-    run.samples(2, torch.ones(2, 3, 32, 32), ["a circle", "a cross"])
-    run.configure({"training.learning_rate": 0.1})
-    run.finish()
-    home = here / "live" / "tiny" / "g2rpo-1" / "dvclive"
-    lines = (home / "plots" / "metrics" / "rewards" / "reward_hps.tsv").read_text().split()
-    assert lines == ["step", "reward_hps", "0", "0.0", "1", "0.1", "2", "0.2"]
-    assert (home / "params.yaml").read_text() == "training.learning_rate: 0.1\n"
-    assert Image.open(home / "plots" / "images" / "samples.png").size[0] > 256
-    assert not (here / "dvc.yaml").exists()
 
 
 def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing(
@@ -215,51 +168,6 @@ def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing
         "could not be shown" in line and "training continues" in line for line in said
     )
     assert "no route to the tracker" in said[0] and "the images of a group" in said[1]
-
-
-def test_a_tracker_that_cannot_be_started_is_left_out(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tracking, "_tracker", lambda *_: 1 / 0)
-    run = Tracking("run", SETTINGS, folder=tmp_path)
-    run.record(record(1, 0.5), 2)
-    run.finish()
-    assert "warning: tensorboard could not be shown (ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_every_tracker_is_finished_with_the_run(tmp_path, monkeypatch):
-    run = Tracking("run", SETTINGS, folder=tmp_path)
-    finished = []
-    for tracker in run.trackers:
-        monkeypatch.setattr(tracker, "finish", lambda: finished.append(1))
-    run.finish()
-    assert len(finished) == len(run.trackers) > 0
-
-
-def test_the_same_name_with_another_setting_is_another_row_of_the_settings(
-    make_trainer, embeddings, here
-):
-    told = []
-    for rate in (1e-3, 2e-3):
-        trainer = make_trainer(small_method("g2rpo"), iterations=4, learning_rate=rate)
-        Display(f"tiny/g2rpo-{rate}", trainer, embeddings, first=0).finish()
-        data = events_of(here / ".cache" / "live" / "tiny" / f"g2rpo-{rate}").summary_metadata[
-            "_hparams_/session_start_info"
-        ]
-        content = plugin_data_pb2.HParamsPluginData.FromString(
-            data.plugin_data.content
-        ).session_start_info
-        told.append(
-            {
-                name: value.number_value or value.string_value
-                for name, value in content.hparams.items()
-            }
-        )
-    assert {name for name in told[0] if told[0][name] != told[1][name]} == {
-        "training.learning_rate"
-    }
-    assert told[0]["training.learning_rate"] == 1e-3 and "method.tree.granularities" in told[0]
-    assert not any(
-        name.startswith(("training.tracking", "training.checkpoints")) for name in told[0]
-    )
 
 
 @pytest.fixture
@@ -297,17 +205,3 @@ def test_other_processes_help_to_sample_and_show_nothing(
     display.warn(2, "the ratio drifts")
     display.finish()
     assert sum(sampled) == 3 and not capsys.readouterr().err and not list(here.iterdir())
-
-
-def test_a_stderr_that_nobody_reads_ends_nothing(trainer, embeddings, here, monkeypatch):
-    display = Display("tiny/g2rpo-1", trainer, embeddings, first=0)
-
-    def broken(*_, **__):
-        raise BrokenPipeError
-
-    monkeypatch.setattr(display.bar, "update", broken)
-    monkeypatch.setattr(display.bar, "close", broken)
-    monkeypatch.setattr("g2rpo_core.tracking.display.Bar.write", broken)
-    display.record(RECORD)
-    display.warn(2, "the ratio drifts")
-    display.finish()
