@@ -10,8 +10,9 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,14 +20,22 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo, lock_repo
 from safetensors.torch import load
 
-from g2rpo_core.foundation.errors import UserError, attempt
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.foundation.runs import stages_in
-from g2rpo_core.foundation.texts import echo, leaves, reason
+from g2rpo_core.foundation.texts import echo, reason
 from pipeline.graph import explain
 from stages.entry import ends_in_one_line
 
 SHOWN = 8  # files of an output
+# How the numbers of a format are read, by name
+READERS: dict[str, Callable[[bytes], Any]] = {
+    ".json": lambda data: pd.json_normalize(json.loads(data)).select_dtypes("number"),
+    ".parquet": lambda data: pd.read_parquet(io.BytesIO(data)).select_dtypes("number"),
+    ".safetensors": lambda data: {
+        name: value.double().numpy() for name, value in load(data).items()
+    },
+}
 NOT_AT_HAND = "of the committed one only its hash is known here"
 
 
@@ -104,16 +113,17 @@ def file_apart(path: Path, md5: str, cache: Path) -> str:
     """Return by how much a file's numbers, or its size, differ from those of the committed one."""
     cached, new = cache / md5[:2] / md5[2:], path.read_bytes()
     blob = ["git", "cat-file", "blob", f"HEAD:./{path}"]
-    kept = [subprocess.run(blob, capture_output=True).stdout]
-    kept += [cached.read_bytes()] if cached.is_file() else []
+    kept = [
+        subprocess.run(blob, capture_output=True).stdout,
+        *map(Path.read_bytes, cached.parent.glob(cached.name)),
+    ]
     old = next((each for each in kept if hashlib.md5(each).hexdigest() == md5), None)
     if old is None:
         return NOT_AT_HAND
-    # Whatever a library raises of a damaged file
-    before, after = attempt(lambda: [numbers(path, old), numbers(path, new)], Exception)[0] or (
-        {},
-        {},
-    )
+    try:
+        before, after = numbers(path, old), numbers(path, new)
+    except Exception:  # noqa: BLE001 - whatever a library raises of a damaged file
+        before = after = {}
     if not before:
         return f"{len(old)} -> {len(new)} bytes"
     shared = [name for name in before if name in after and before[name].shape == after[name].shape]
@@ -126,16 +136,8 @@ def file_apart(path: Path, md5: str, cache: Path) -> str:
 
 def numbers(path: Path, data: bytes) -> Mapping[str, np.ndarray]:
     """Return the numbers of a file's content by name; none for a format without names."""
-    found: Iterable[tuple[Hashable, object]] = ()
-    match path.suffix:
-        case ".json":
-            told = leaves(json.loads(data))
-            found = ((name, value) for name, value in told if isinstance(value, int | float))
-        case ".safetensors":
-            found = ((name, tensor.double().numpy()) for name, tensor in load(data).items())
-        case ".parquet":
-            found = pd.read_parquet(io.BytesIO(data)).select_dtypes("number").items()
-    return {str(name): np.nan_to_num(np.asarray(value, float)) for name, value in found}
+    found = READERS[path.suffix](data) if path.suffix in READERS else {}
+    return {str(name): np.nan_to_num(np.asarray(value, float)) for name, value in found.items()}
 
 
 if __name__ == "__main__":
