@@ -40,7 +40,6 @@ LEFT = {
     ".cache/traced": "made again when needed",
     "reports": "results: git has those that are committed",
     "site": "the documents as a site",
-    "votes": "what people chose: nothing makes it again",
 }
 
 

@@ -384,7 +384,7 @@ def score(
         list[str],
         option(
             "hps, clip_score, pickscore, image_reward, unified_reward, hpsv3, ocr, geneval, "
-            "votes (hps_v2_1 is hps), or one of your own in the profile's section `rewards`; "
+            "(hps_v2_1 is hps), or one of your own in the profile's section `rewards`; "
             "several with commas, or it may be repeated"
         ),
     ],
@@ -448,46 +448,10 @@ def demo(
     ] = "127.0.0.1",
     device: Device = None,
     open: Annotated[bool, typer.Option("--open", help="open it in the browser")] = False,
-    votes: Annotated[
-        bool | None,
-        typer.Option(
-            "--votes/--no-votes",
-            help="take votes, from which a reward can be fitted "
-            "(default: yes, unless --host lets others reach the page)",
-        ),
-    ] = None,
 ) -> None:
-    """Serve a page that draws prompts with base and runs side by side, scores them, takes votes.
+    """Serve a page that draws prompts with base and runs side by side, and scores them.
 
     Example: g2rpo demo --open
-    """
-
-
-@app.command("votes")
-@lazy("votes", pins=True)
-def votes(
-    profile: Annotated[
-        str | None,
-        option(
-            "profile whose models, rewards and votes are used (default: the one in params.yaml)"
-        ),
-    ] = None,
-    file: Annotated[Path | None, option("file of votes (default: votes/PROFILE.parquet)")] = None,
-    reward: Annotated[
-        list[str] | None,
-        option(
-            "score the images by this reward; may be repeated (default: "
-            "those of training and evaluation)"
-        ),
-    ] = None,
-) -> None:
-    """Count the votes of `g2rpo demo`: how often each run wins, and each reward agrees with people.
-
-    Shares have Wilson's 95 % intervals. The last lines say how well a reward that is fitted to the
-    votes predicts votes on prompts that it has not seen, and what to write into a profile to use
-    it.
-
-    Example: g2rpo votes --profile tiny --reward hps
     """
 
 

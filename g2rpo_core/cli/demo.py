@@ -1,4 +1,4 @@
-"""Serve the page that draws prompts and takes votes, for `g2rpo demo`."""
+"""Serve the page that draws prompts, for `g2rpo demo`."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 from g2rpo_core.cli.options import read_profile
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.inference.demo.page import make_page, serve
-from g2rpo_core.inference.demo.views import OPEN_TO_ALL, VOTES_OF_ALL
+from g2rpo_core.inference.demo.views import OPEN_TO_ALL
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.runs import find_weights, trained_runs
 from g2rpo_core.rewards.addresses import on_loopback
@@ -22,12 +22,8 @@ def demo(
     host: str,
     device: str | None,
     open: bool,
-    votes: bool | None = None,
 ) -> None:
-    """Load the models, then serve until Ctrl-C or SIGTERM.
-
-    votes: whether to take votes; None: if only this machine can reach the page.
-    """
+    """Load the models, then serve until Ctrl-C or SIGTERM."""
     profile, settings = read_profile(profile)
     others = run or []
     for other in others:
@@ -49,11 +45,9 @@ def demo(
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     public = not on_loopback(host)
-    votes = not public if votes is None else votes
-    serving = serve(make_page(painter, profile, list_runs, public, votes), host, port, open)
+    serving = serve(make_page(painter, profile, list_runs, public), host, port, open)
     if public:
         echo(OPEN_TO_ALL)
-        echo(f"warning: {VOTES_OF_ALL}" if votes else "The page takes no votes; --votes lets it.")
     echo(f"the demo of {profile} is at {serving}; Ctrl-C ends it")
     with suppress(KeyboardInterrupt):
         ended.wait()

@@ -1,1 +1,1 @@
-"""What trained weights are used for: draw prompts, score images, export weights, take votes."""
+"""What trained weights are used for: draw prompts, score images, export weights."""

@@ -31,7 +31,6 @@ from g2rpo_core.rewards import (
     pairwise,
     similarity,
     unified_reward,
-    votes,
 )
 from g2rpo_core.rewards.preprocess import Images, eight_bit
 from g2rpo_core.rewards.remote import RemoteReward, check_key
@@ -181,7 +180,6 @@ SPECS: tuple[RewardSpec, ...] = (
     pairwise.SPEC,
     ocr.SPEC,
     geneval.SPEC,
-    votes.SPEC,
     # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned
     # reward can
     RewardSpec(
@@ -277,10 +275,7 @@ def check(name: str, section: Section) -> None:
     if isinstance(settings, CustomRewardSettings) and settings.class_ and not settings.remote:
         class_of(name, settings)
     if name in REWARDS and not settings.remote:
-        spec = REWARDS[name]
-        require(f"rewards.{name}", name, *spec.requires)
-        if spec.check:
-            spec.check(settings)
+        require(f"rewards.{name}", name, *REWARDS[name].requires)
     if server := getattr(settings, "server", None):
         check_key(server, f"rewards.{name}.server")
 

@@ -57,13 +57,8 @@ class CosineScore:
         self.dtype, self.tokens = getattr(torch, settings.dtype), tokens
         self._texts: dict[str, torch.Tensor] = {}
 
-    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
-        features, texts = self.features(images, prompts)
-        return self.scale * (features * texts).sum(1)
-
     @torch.no_grad()
-    def features(self, images: Images, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode N images and their prompts: unit vectors [N, D] float32 of each."""
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         check_pairs(images, prompts)
         asked = list(dict.fromkeys(prompts))
         known = {prompt: self._texts.pop(prompt) for prompt in asked if prompt in self._texts}
@@ -85,7 +80,8 @@ class CosineScore:
         encoded = (
             self.encode_images(self.preprocess(part, self.device).to(self.dtype)) for part in parts
         )
-        return torch.cat([F.normalize(part.float(), dim=-1) for part in encoded]), texts
+        features = torch.cat([F.normalize(part.float(), dim=-1) for part in encoded])
+        return self.scale * (features * texts).sum(1)
 
 
 def make_open_clip_score(

@@ -239,5 +239,3 @@ class RewardSpec:
     """Say why no image of a prompt can have a score; None if it can."""
     problem_of_image: Callable[[int, int], str | None] = problem_of_image
     """Say why no image of a width and height in pixels can have a score; None if it can."""
-    check: Callable[[Any], object] | None = None
-    """Check settings unless `remote`, without a model; UserError if, say, a file is missing."""

@@ -184,8 +184,6 @@ def build_reward(name: str, models: ModelStore, device: torch.device, section: S
         return build_by_size(spec.size, device)
     # The model of a package is as large as our own
     own = {key: value for key, value in section.get(name, {}).items() if key != "backend"}
-    if name == "votes":  # a head of a few kB on this model
-        name, own = "clip_score", {key: own[key] for key in ("micro_batch", "dtype") if key in own}
     if name == "image_reward":
         return build_image_reward(models, device, registry.settings_of({name: own}, name))
     return registry.build(name, models, device, {name: own})

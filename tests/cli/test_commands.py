@@ -39,7 +39,6 @@ COMMANDS = (
         "generate",
         "score",
         "demo",
-        "votes",
         "export",
         "report",
     ],
@@ -88,7 +87,6 @@ def test_help_says_of_every_list_that_its_option_may_be_repeated():
         ("generate", "run"),
         ("score", "reward"),
         ("demo", "run"),
-        ("votes", "reward"),
     }
     assert [(name, each.name) for name, each in lists if "may be repeated" not in each.help] == []
 
@@ -106,7 +104,7 @@ def test_what_runs_takes_the_options_of_its_command():
                     inspect.signature(asked).parameters
                 ), node.name
                 compared += 1
-    assert compared == 12
+    assert compared == 11
 
 
 def test_help_waits_for_no_torch():

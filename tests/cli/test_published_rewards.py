@@ -169,7 +169,7 @@ def test_the_lowest_are_listed_lowest_first_in_lines_of_their_own(models, tmp_pa
             ("--published", "--reward", "hps,beauty"),
             (
                 "--reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, "
-                "unified_reward, hpsv3, ocr, geneval, votes, hps_v2_1, hps-v2.1"
+                "unified_reward, hpsv3, ocr, geneval, hps_v2_1, hps-v2.1"
             ),
         ),
         (

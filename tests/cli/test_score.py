@@ -124,7 +124,7 @@ def test_mistakes_end_in_one_line_and_leave_no_file(models, folder, tmp_path):
     assert "cannot be written (File exists)" in no_folder
     assert last_line(*out, *prompts, reward="beauty") == (
         "error: --reward beauty: unknown; there are hps, clip_score, pickscore, image_reward, "
-        "unified_reward, hpsv3, ocr, geneval, votes, hps_v2_1, hps-v2.1"
+        "unified_reward, hpsv3, ocr, geneval, hps_v2_1, hps-v2.1"
     )
     assert not (tmp_path / "s.csv").exists()
 

@@ -195,21 +195,6 @@ def test_mistakes_end_in_one_line_with_file_key_and_what_is_allowed(tmp_path, ol
         load_profile(path)
 
 
-def test_a_reward_on_another_rewards_model_needs_that_model(tmp_path):
-    """Human votes read CLIP Score's model, which this profile does not build."""
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        TINY.replace("  clip_score: {steps", "  # clip_score: {steps")
-        .replace("rewards: {hps: 1.0, clip_score: 1.0}", "rewards: {hps: 1.0, votes: 1.0}")
-        .replace("  - clip_score\n", "  - votes\n")
-        .replace("rewards: [hps, clip_score, verifier]", "rewards: [hps, verifier]")
-    )
-    with refused("training.rewards: clip_score is not built: say in models.clip_.*or remove votes"):
-        load_profile(path)
-    path.write_text(path.read_text().replace("  # clip_score: {steps", "  clip_score: {steps"))
-    assert load_profile(path).training.rewards == {"hps": 1.0, "votes": 1.0}
-
-
 FLUX = (ROOT / "profiles" / "flux_hps_clip.yaml").read_text()
 
 

@@ -1,4 +1,4 @@
-"""The page of `g2rpo demo`: prompts drawn with the base and trained runs, scored, and voted on."""
+"""The page of `g2rpo demo`: prompts drawn with the base and trained runs, and scored."""
 
 import os
 import tempfile

@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.inference.demo import views, vote_tab
+from g2rpo_core.inference.demo import views
 from g2rpo_core.inference.demo.answer import (
     KEPT,
     MANY,
@@ -109,11 +109,10 @@ def make_page(
     profile: str,
     list_runs: Callable[[], list[str]],
     open_to_all: bool,
-    votes: bool = True,
 ) -> gr.Blocks:
     """Make the page of a profile.
 
-    open_to_all: warn that others can reach it; votes: have the tab that takes votes.
+    open_to_all: warn that others can reach it.
     """
     actions = Actions(painter, profile, list_runs)
     with gr.Blocks(title=f"g2rpo demo: {profile}", analytics_enabled=False) as page:
@@ -129,8 +128,6 @@ def make_page(
                 past = gr.HTML(
                     views.history([], actions.usual), elem_id="history", apply_default_css=False
                 )
-        if votes:
-            vote_tab.add(painter, profile, list_runs, page)
         _report_tab()
         # What the browser keeps: the history, and the link as the page's address
         saved = gr.BrowserState([], storage_key=f"g2rpo-{profile}", secret="not-a-secret")

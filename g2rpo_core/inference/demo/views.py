@@ -14,7 +14,6 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.demo.answer import DrawnImage, ImageRequest, from_link, kept_links, link
 
 OPEN_TO_ALL = "Anyone who can reach this address can use the page: there is no password."
-VOTES_OF_ALL = "Whoever can reach this page decides the reward that is fitted to its votes."
 # the tables of images in reporting/templates/report.html.j2
 PAIRS = re.compile(r'<div class="scroll"><table class="pictures.*?</table></div>', re.DOTALL)
 

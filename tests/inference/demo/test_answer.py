@@ -165,13 +165,6 @@ def test_the_page_of_a_profile_with_prompts_from_the_hub_can_be_made(painter):
     assert "what to draw" in json.dumps(page.get_config_file(), default=str)
 
 
-@pytest.mark.parametrize("votes", [True, False])
-def test_a_page_takes_votes_if_it_is_to_and_says_whose_they_are(painter, votes):
-    page = make_page(painter, "tiny", lambda: RUNS, open_to_all=True, votes=votes)
-    shown = json.dumps(page.get_config_file(), default=str)
-    assert ("vote-start" in shown) == (views.VOTES_OF_ALL in shown) == votes
-
-
 def asked_for(usual, **values) -> ImageRequest:
     return checked({**usual, "prompt": PROMPT, "seed": 5, "steps": 3, **values})
 

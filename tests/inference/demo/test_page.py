@@ -1,7 +1,5 @@
 """The page as it is used: `g2rpo demo` as a process, and Chromium, on loopback alone."""
 
-import base64
-import io
 import os
 import socket
 import threading
@@ -10,10 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from PIL import Image
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.rewards.votes import SIDES, read_images, read_votes
 from tests.conftest import ROOT
 from tests.fixtures.browser import Page, open_page
 from tests.fixtures.commands import refusal
@@ -184,69 +180,6 @@ def test_a_mistake_is_one_sentence_on_the_page_and_a_prompt_is_no_html(address, 
             and page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
         )
         assert page.complaints() == []
-
-
-def test_a_person_votes_without_knowing_whose_the_images_are(address, project, tmp_path):
-    file = project / "votes" / "tiny.parquet"
-    with open_page(address, tmp_path / "chromium") as page:
-        tab = (
-            "[...document.querySelectorAll('button[role=tab]')].find(one => one.innerText.trim() "
-            "=== 'Vote')"
-        )
-        until(lambda: page.evaluate(f"Boolean({tab})") and len(shown(page)) == 2)
-        page.evaluate(f"{tab}.click()")
-        press(page, "vote-start")
-        pair = lambda: page.evaluate(
-            "[...document.querySelectorAll('#pair img')].map(one => one.src)"
-        )
-        first = until(lambda: len(pair()) == 2 and pair())
-        images = [
-            Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))) for source in first
-        ]
-        around = page.evaluate(
-            "document.querySelector('#pair').innerHTML.replace(/src=\"[^\"]*\"/g, '')"
-        )
-        assert (
-            not any(name in around for name in ("base", "g2rpo", "seed"))
-            and text_of(page, "voted").strip() == ""
-        )
-        assert all(image.info == {} for image in images)
-        press(page, "vote-left")
-        second = until(
-            lambda: (
-                "you chose the left one" in text_of(page, "voted")
-                and pair() not in ([], first)
-                and pair()
-            )
-        )
-        (row,) = read_votes(file).itertuples()
-        assert (
-            row.winner == "left"
-            and row.left_run != row.right_run
-            and row.left_seed == row.right_seed
-        )
-        assert f"left {row.left_run}, seed {row.left_seed}; right {row.right_run}" in text_of(
-            page, "voted"
-        )
-        for side, image in zip(SIDES, images):
-            assert image.tobytes() == read_images(file, read_votes(file), side)[0].tobytes()
-        press(page, "vote-skip")
-        third = until(
-            lambda: "skipped" in text_of(page, "voted") and pair() not in ([], second) and pair()
-        )
-        press(page, "vote-equal")
-        until(
-            lambda: "both are equal to you" in text_of(page, "voted") and pair() not in ([], third)
-        )
-        assert read_votes(file).winner.tolist() == ["left", "equal"]
-        # A mistake is a sentence, and no vote
-        page.evaluate("document.querySelector('#vote-prompts textarea').focus()")
-        page.evaluate("document.querySelector('#vote-prompts textarea').select()")
-        page.call("Input.insertText", text="a circle " * 20)
-        press(page, "vote-start")
-        until(lambda: "over the profile's embed.max_sequence_length" in text_of(page, "voted"))
-        press(page, "vote-right")
-        assert page.complaints() == [] and len(read_votes(file)) == 2
 
 
 def test_a_port_that_is_taken_and_a_run_that_is_not_there_end_in_one_line(address, project):
