@@ -1,18 +1,20 @@
 """Serve the page that draws prompts, for `g2rpo demo`."""
 
 import signal
-import threading
-from contextlib import suppress
 from pathlib import Path
 
+import gradio as gr
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
 from g2rpo_core.cli.options import read_profile
+from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.foundation.texts import echo
-from g2rpo_core.inference.demo.page import make_page, serve
-from g2rpo_core.inference.demo.views import OPEN_TO_ALL
+from g2rpo_core.inference.demo import Demo, make_page
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.runs import find_weights, trained_runs
-from g2rpo_core.rewards.addresses import on_loopback
-from g2rpo_core.rewards.registry import compares
+from g2rpo_core.rewards.addresses import names_of
 
 
 def demo(
@@ -28,26 +30,31 @@ def demo(
     others = run or []
     for other in others:
         find_weights(other, profile)
-    # runs in the order of the methods, so that the first method is ticked; other runs come last
-    methods = list(settings.methods)
-    place = lambda name: (
-        methods.index(method) if (method := name.rpartition("-")[0]) in methods else len(methods)
-    )
-    list_runs = lambda: [*sorted(trained_runs(profile), key=place), *others]
-
-    # Load the models before the page appears
-    painter = Painter(settings, Path("models", profile), device)
     echo(f"loading the models of {profile} ...")
-    painter.policy(None)
-    painter.encoders  # noqa: B018 - loads them
-    painter.load_rewards([name for name in settings.training.rewards if not compares(name)])
-    # Serve until Ctrl-C or SIGTERM
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    public = not on_loopback(host)
-    serving = serve(make_page(painter, profile, list_runs, public), host, port, open)
-    if public:
-        echo(OPEN_TO_ALL)
-    echo(f"the demo of {profile} is at {serving}; Ctrl-C ends it")
-    with suppress(KeyboardInterrupt):
-        ended.wait()
+    shown = Demo(Painter(settings, Path("models", profile), device), profile)
+    page = make_page(shown, [BASE[0], *trained_runs(profile), *others])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # gradio then ends as by Ctrl-C
+    # A page of another name that leads here (DNS rebinding) is refused
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=names_of(host))
+    try:
+        _, address, _ = page.launch(
+            server_name=host,
+            server_port=port,
+            inbrowser=open,
+            app_kwargs={"middleware": [guard]},
+            max_file_size=1,  # the page takes no files
+            theme=gr.themes.Base(font=["system-ui"], font_mono=["ui-monospace"]),  # of no server
+            css="img {image-rendering: pixelated}" if settings.evaluation.height < 128 else None,
+            footer_links=[],
+            share=False,
+            ssr_mode=False,
+            quiet=True,
+            prevent_thread_lock=True,
+        )
+    except OSError as error:
+        raise UserError(
+            f"demo: port {port} of {host} is not available ({error.strerror or 'it is taken'}): "
+            "give another --port"
+        ) from None
+    echo(f"the demo of {profile} is at {address}; Ctrl-C ends it")
+    page.block_thread()

@@ -1,6 +1,5 @@
 """Draw images with a profile's models, which are loaded when first needed, and kept."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -28,14 +27,11 @@ from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.models.generate import draw
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.numerics.processes import device_of
-from g2rpo_core.rewards import registry
-from g2rpo_core.rewards.scoring import score_all
-from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.settings import SamplingSettings
 
 
 class Painter:
-    """Draws and scores prompts with the base and one profile's runs, at its evaluation's size.
+    """Draws prompts with the base and one profile's runs, at its evaluation's size.
 
     models: the folder of the stage `models`; device: as of `device_of`. UserError if torch finds no
     such device.
@@ -46,7 +42,6 @@ class Painter:
         self.device = device_of(device)
         self.pipeline = ModelStore(models).folder("pipeline")
         self._policies: dict[tuple, Policy] = {}
-        self._rewards: dict[str, Reward] = {}
 
     @cached_property
     def encoders(self) -> DiffusionPipeline:
@@ -141,31 +136,6 @@ class Painter:
     def find_schedule(self, policy: Policy) -> Schedule:
         """Return the sigmas with which the pipeline itself samples images of this size."""
         return read_schedule(policy.architecture, self.pipeline, policy.image_tokens)
-
-    def load_rewards(self, names: Sequence[str]) -> dict[str, Reward]:
-        """Return the rewards of those names."""
-        missing = [name for name in names if name not in self._rewards]
-        self._rewards |= registry.load(missing, self.models, self.device, self.profile.rewards)
-        return {name: self._rewards[name] for name in names}
-
-    def score(
-        self, images: torch.Tensor, prompt: str, names: Sequence[str]
-    ) -> list[dict[str, float | str]]:
-        """Return the scores of each image by reward; a missing score is replaced by its reason."""
-        rows: list[dict[str, float | str]] = [{} for _ in images]
-        for name, reward in self.load_rewards(names).items():
-            try:
-                values, (reasons,) = score_all(
-                    {name: reward}, images.to(self.device), [prompt] * len(images)
-                )
-            except ValueError:  # not a caption of a tiny task
-                if name not in registry.REWARDS or not registry.REWARDS[name].tasks_only:
-                    raise
-                values = torch.full((1, len(images)), torch.nan)
-                reasons = ["only knows captions of tiny tasks"] * len(images)
-            for scores, value, reason in zip(rows, values[0].tolist(), reasons):
-                scores[name] = reason if reason and math.isnan(value) else value
-        return rows
 
 
 @contextmanager

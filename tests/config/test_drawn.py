@@ -40,7 +40,6 @@ READS = {
     "g2rpo_core/inference/painter.py": "those that it is given, the run's",
     "g2rpo_core/models/loading.py": "a message names the setting",
     "g2rpo_core/cli/generate.py": "those of `drawn_as`, for a picture's metadata",
-    "g2rpo_core/inference/demo/answer.py": "as cli/generate.py",
 }
 
 

@@ -59,7 +59,7 @@ ONLY_PARSED = {
         "FLUX or a cluster; tests/estimate, tests/pipeline/test_rehearsal.py and test_slurm.py run "
         "them"
     ),
-    r"^g2rpo (demo|serve-reward)\b": "a server; tests/demo/test_page.py and tests/serving run them",
+    r"^g2rpo (demo|serve-reward)\b": "a server; tests/inference and tests/serving run them",
     r"^g2rpo todo\b": "says what would run; tests/docs/test_twelve_tasks.py runs it",
     r"^g2rpo (models|prompts)\b": "of FLUX; tests/hub and tests/cli run them",
     r"^g2rpo export .*--push": "a hub; tests/inference/test_export.py runs it",

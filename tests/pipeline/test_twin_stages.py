@@ -11,8 +11,6 @@ from ruamel.yaml import YAML
 from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
-from g2rpo_core.inference.demo.answer import answer, checked, defaults
-from g2rpo_core.inference.painter import Painter
 from stages import embed, evaluate, prompts, report, train
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here, run_module
@@ -159,23 +157,11 @@ def test_weights_are_exported_in_the_forms_that_the_base_has(trained):
 def test_pictures_are_drawn_with_guidance_and_without(trained):
     files = []
     for guidance in ("3.0", "1.0"):
-        words = ["--run", "g2rpo-1", "--guidance", guidance, "--out", f"pictures-{guidance}"]
+        words = ["--run", "adapted-1", "--guidance", guidance, "--out", f"pictures-{guidance}"]
         done = run_here(main, "generate", "a small red circle", *words, folder=trained)
         assert done.returncode == 0, done.stderr
         files.append((trained / done.stdout.split()[0]).read_bytes())
     assert files[0] != files[1]
-
-
-def test_the_demo_draws_a_lora_beside_the_base(trained, monkeypatch):
-    monkeypatch.chdir(trained)
-    profile = load_profile(trained / "profiles" / "small.yaml")
-    painter = Painter(profile, trained / "models" / "small", "cpu")
-    values = {"prompt": "a small red circle", "runs": ("adapted-1",), "rewards": ("hps",)}
-    asked = checked({**defaults(profile, ["adapted-1"]), **values})
-    pictures = answer(painter, "small", ["adapted-1"], asked)
-    assert [picture.run for picture in pictures] == ["base", "adapted-1"] and all(
-        "hps" in picture.scores for picture in pictures
-    )
 
 
 @pytest.fixture(scope="module")
