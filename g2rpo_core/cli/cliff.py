@@ -12,8 +12,7 @@ from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import ModelStore
-from g2rpo_core.inference.cliff import Walk, cliff, walks
-from g2rpo_core.inference.gradients import load_policy
+from g2rpo_core.inference.cliff import Walk, cliff, load_policy, walks
 from g2rpo_core.inference.runs import find_start
 from g2rpo_core.rewards import registry
 

@@ -232,27 +232,11 @@ ProbePrompts = Annotated[
         "prompts (default: 64)"
     ),
 ]
-Gradients = Annotated[
-    bool,
-    typer.Option(
-        "--gradients",
-        help="measure how much the policy gradients of prompts agree, for what they cost",
-    ),
-]
-ProbeSteps = Annotated[str, option("with --gradients: SDE steps, rising, as 2,3,4 (default: all)")]
-ProbeMethods = Annotated[
-    str,
-    option(
-        "entries, as mix_grpo,dance_grpo: with --gradients also their whole iterations, with "
-        "--cliff those that are trained"
-    ),
-]
 Judge = Annotated[
     str | None,
     option(
-        "a reward, such as verifier: with --gradients the angle to its gradient is measured, with "
-        "--cliff it must not be lost (default there: the first of training.monitor.rewards that "
-        "is not trained)"
+        "with --cliff: a reward that must not be lost, such as verifier (default: the first of "
+        "training.monitor.rewards that is not trained)"
     ),
 ]
 Cliff = Annotated[
@@ -287,9 +271,9 @@ def probe(
     ] = "1,2,3",
     seed: Annotated[int, option("of the noise")] = 0,
     device: Device = None,
-    gradients: Gradients = False,
-    steps: ProbeSteps = "",
-    methods: ProbeMethods = "",
+    methods: Annotated[
+        str, option("with --cliff: entries of the profile, as mix_grpo,dance_grpo")
+    ] = "",
     judge: Judge = None,
     cliff: Cliff = False,
     rates: Annotated[
@@ -304,11 +288,9 @@ def probe(
 
     It needs the stages models and embed. Noise that changes no score teaches nothing: choose
     sde_steps where the spread is large for its evaluations, and coarser tails where their
-    correlation with the finest is near 1. With --gradients it measures instead how much the
-    gradients of different prompts agree, by step, by tail alone and all together, and of whole
-    methods: what teaches most for its evaluations. With --cliff it trains entries for some
-    optimizer steps at 1, 2, 4 and 8 times their learning rate, and says from which on a held-out
-    score falls: begin with a quarter of that.
+    correlation with the finest is near 1. With --cliff it trains entries for some optimizer steps
+    at 1, 2, 4 and 8 times their learning rate, and says from which on a held-out score falls: begin
+    with a quarter of that.
 
     Example: g2rpo probe --prompts 32 --granularities 1,3
     """
@@ -394,9 +376,7 @@ def score(
             "text file with line n for the n-th image in natural order (2.png before 10.png), "
             "or csv, jsonl or Parquet with columns "
             "file,prompt or, as others name them, image_path,caption (default: "
-            "DIR's prompts.csv, metadata.csv or metadata.jsonl, "
-            "a .txt beside each image, or what the pictures of "
-            "`g2rpo generate` say)"
+            "DIR's prompts.csv, metadata.csv or metadata.jsonl, or a .txt beside each image)"
         ),
     ] = None,
     out: Annotated[Path, option(".csv or .parquet")] = Path("scores.csv"),

@@ -1,33 +1,23 @@
-"""Measure, before training, what it can learn from, for `g2rpo probe`: by step, or by gradients."""
+"""Measure, before training, what noise at each step does to rewards, for `g2rpo probe`."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from tqdm import tqdm
 
-from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.cli.asked import Asked, parse_rising
 from g2rpo_core.cli.cliff import find_cliffs
 from g2rpo_core.cli.options import read_profile
 from g2rpo_core.config import Profile
-from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.profiles import OF_BASE, folders_of
 from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import ModelStore
-from g2rpo_core.inference.gradients import (
-    SIZE,
-    Gradients,
-    Signal,
-    load_policy,
-    probe_method,
-    probe_steps,
-)
 from g2rpo_core.inference.probe import Step
 from g2rpo_core.inference.probe import probe as probe_noise
-from g2rpo_core.inference.runs import find_start, find_weights, sampling_of
+from g2rpo_core.inference.runs import find_weights, sampling_of
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards import registry
@@ -42,8 +32,6 @@ def probe(
     granularities: str,
     seed: int,
     device: str | None,
-    gradients: bool,
-    steps: str,
     methods: str,
     judge: str | None,
     cliff: bool,
@@ -57,13 +45,8 @@ def probe(
     asked = _asked(profile, study, run, prompts, group, granularities, seed, device)
     names = [word for word in methods.split(",") if word]
     _check(asked.settings, asked.profile, names, judge)
-    if gradients and cliff:
-        raise UserError("probe: give one of --gradients and --cliff")
     if cliff:
         find_cliffs(asked, names, rates, updates, judge, as_json)
-    elif gradients:
-        signals = _measure_gradients(asked, steps, names, group, judge)
-        _print_gradients(asked, signals, judge, as_json)
     else:
         _print_steps(asked, *_measure_steps(asked), as_json)
 
@@ -116,87 +99,6 @@ def _check(profile: Profile, name: str, names: list[str], judge: str | None) -> 
         _, problems = attempt(lambda: registry.settings_of(profile.rewards, judge), ValueError)
         if problems:
             raise UserError(f"probe: --judge {judge}: {problems[0]}")
-
-
-def _measure_gradients(
-    asked: Asked, steps: str, names: list[str], group: int | None, judge: str | None
-) -> list[Signal]:
-    """Load everything, and probe the gradients of every step and of the named entries."""
-    # Check what is asked
-    profile, sampling = asked.settings, asked.sampling
-    chosen = parse_rising(steps, int, above=-1) if steps else tuple(range(sampling.steps - 1))
-    if not chosen or chosen[-1] > sampling.steps - 2:
-        raise UserError(
-            f"probe: --steps are rising whole numbers from 0 to {sampling.steps - 2}, "
-            f"as 2,3,4 (got {steps!r})"
-        )
-    if asked.prompts < 3:
-        raise UserError(
-            f"probe: --prompts {asked.prompts}: --gradients compares prompts: give at least 3"
-        )
-    # Every step with each tail alone and all together, and whole iterations
-    sets = list(dict.fromkeys([*((each,) for each in asked.tails), asked.tails]))
-    training = profile.training.model_copy(update={"num_generations": asked.members})
-    method = METHODS["g2rpo"].changed(tree={"sde_steps": chosen, "granularities": asked.tails})
-    of_steps = ResolvedRun(method, sampling, training, "g2rpo", None, "g2rpo")
-    size = {"num_generations": group} if group else {}
-    runs = [profile.run(name) for name in names]
-    entries = [replace(run, training=run.training.model_copy(update=size)) for run in runs]
-    # Load
-    store = EmbeddingStore(asked.embeddings / "train")
-    pipeline = ModelStore(asked.models).folder("pipeline")
-    store.load_encoders(pipeline, asked.device)
-    wanted = [
-        *(name for each in (of_steps, *entries) for name in each.training.rewards),
-        *([judge] if judge else []),
-    ]
-    rewards = registry.load(
-        list(dict.fromkeys(wanted)), asked.models, asked.device, profile.rewards
-    )
-    count = range(min(asked.prompts, len(store)))
-
-    def gradients_of(entry: ResolvedRun) -> Gradients:
-        # one policy after the other: an entry may have its own guidance, size or LoRA
-        start = find_start(entry.training.start, asked.profile, profile)
-        policy = load_policy(pipeline, asked.weights, entry, asked.seed, asked.device, start)
-        return Gradients(policy, entry, store, rewards, judge, asked.seed, SIZE)
-
-    found = probe_steps(gradients_of(of_steps), tqdm(count, desc="steps", disable=None), sets)
-    return found + [
-        probe_method(gradients_of(entry), tqdm(count, desc=entry.name, disable=None))
-        for entry in entries
-    ]
-
-
-def _print_gradients(asked: Asked, signals: list[Signal], judge: str | None, as_json: bool) -> None:
-    """Print a line for every signal, or the JSON list."""
-    if as_json:
-        rows = [
-            asdict(each) | {"per_evaluation": each.per_evaluation, "per_compute": each.per_compute}
-            for each in signals
-        ]
-        echo(json.dumps(rows))
-        return
-    echo(
-        f"{asked.title}: gradient of {asked.rewards} over {signals[0].prompts} prompts, "
-        f"groups of {asked.members}"
-    )
-    echo(
-        "what         tails    SNR²      ±     NFE  per 1,000  compute  per 1,000"
-        + ("  cosine" if judge else "")
-    )
-    for each in signals:
-        what = each.method if each.step is None else f"step {each.step}"
-        tails = ",".join(map(str, each.granularities))
-        numbers = (
-            f"{each.snr2:7.3f} {each.error:6.3f} {each.evaluations:7,.0f} "
-            f"{1000 * each.per_evaluation:10.4f}"
-        )
-        cosine = f" {each.cosine:7.2f}" if each.cosine is not None else "       -" if judge else ""
-        echo(
-            f"{what:12} {tails:6} {numbers} {each.compute:8,.0f} "
-            f"{1000 * each.per_compute:10.4f}{cosine}"
-        )
 
 
 def _measure_steps(asked: Asked) -> tuple[list[Step], int]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -11,7 +12,7 @@ from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.generate import generate_images
-from g2rpo_core.models.policy import Policy
+from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards.scoring import score_table
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.schedule import even_sigmas
@@ -54,6 +55,40 @@ class _Seen:
     scores: pd.DataFrame
     """[prompts, rewards]."""
     images: torch.Tensor
+
+
+def load_policy(
+    pipeline: Path,
+    weights: Path | None,
+    run: ResolvedRun,
+    seed: int,
+    device: torch.device,
+    start: Path | None = None,
+) -> Policy:
+    """Load a policy with gradients, as an entry computes.
+
+    weights: a run's; None: those that its training begins with. Only a LoRA's have gradients
+    if the run has one, or the base gets one. start: the weights of `training.start`.
+    """
+    settings = policy_settings(run.sampling.drawn, device, **run.sampling.size)
+    if weights is None:
+        return Policy.load_to_train(pipeline, run.training.lora, seed, start=start, **settings)
+    policy = Policy.load(pipeline, weights, **settings)
+    if run.method.objective.needs_base:
+        began = (
+            Policy.load_to_train(pipeline, run.training.lora, seed, start=start, **settings)
+            if start
+            else pipeline
+        )
+        policy.use_base(began)
+    if policy.quantize and not policy.has_lora:
+        raise UserError(
+            f"{weights}: whole weights in {policy.quantize} have no gradients: "
+            "choose a run with a LoRA"
+        )
+    for name, parameter in policy.transformer.named_parameters():
+        parameter.requires_grad_(not policy.has_lora or "lora_" in name)
+    return policy
 
 
 def walks(

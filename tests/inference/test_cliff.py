@@ -2,18 +2,26 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
+from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.cli.main import main
+from g2rpo_core.config.profile import ResolvedRun
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.cliff import Change, Walk, cliff, walks
 from tests.fixtures.commands import refusal, run_here
 from tests.fixtures.projects import small_project
 from tests.fixtures.rollouts import redness
-from tests.inference.test_gradients import entry, noise
+
+
+def noise(images: torch.Tensor, prompts: list[str] | None) -> torch.Tensor:
+    """A reward that knows nothing: random, and seeded by the image's own pixels."""
+    keys = (images.double().sum((1, 2, 3)) * 1e6).long()
+    return torch.stack(
+        [torch.rand((), generator=torch.Generator().manual_seed(int(key))) for key in keys]
+    )
 
 
 @pytest.fixture
@@ -21,8 +29,11 @@ def walked(policy, embeddings, settings):
     """walked(rates, **training) -> the walks, and the weights after each."""
 
     def run(rates, updates=3, rewards=None, **training):
-        made = entry(settings)
-        made = replace(made, training=made.training.model_copy(update=training))
+        sampling, usual = settings
+        size = {"num_generations": 4, "prompts_per_iteration": 1, "rewards": {"redness": 1.0}}
+        changed = usual.model_copy(update=size | training)
+        method = METHODS["g2rpo"].changed(tree={"sde_steps": (0, 2), "granularities": (1, 3)})
+        made = ResolvedRun(method, sampling, changed, "mine", None, "g2rpo")
         heldout = rewards or {"noise": noise, "redness": redness}
         found, weights = [], []
         for walk in walks(
@@ -129,7 +140,6 @@ def test_the_command_walks_names_the_cliff_and_refuses_what_it_cannot_do(built):
         (["--methods", ""], "--cliff needs entries of the profile, as --methods mix_grpo"),
         (["--methods", "x"], "--methods x: profile tiny has only g2rpo,"),
         (["--updates", "0"], "--updates is at least 1"),
-        (["--gradients"], "give one of --gradients and --cliff"),
         (["--judge", "hsp"], "--judge hsp: rewards.hsp: one of your own needs `class"),
     ):
         assert complaint in refusal(main, *words, *change, folder=built)
