@@ -35,6 +35,7 @@ LEFT = {
     ".cache/made": "notes of what was made from which settings",
     ".cache/prefect": "the history of flows",
     ".cache/rehearsal": "made again when needed",
+    ".cache/scores": "scores of folders of images",
     ".cache/reproduce": "logs of stages",
     ".cache/studies": "logs of studies",
     ".cache/traced": "made again when needed",

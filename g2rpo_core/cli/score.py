@@ -1,7 +1,6 @@
 """Score a folder of images with any of the rewards, for `g2rpo score`."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +10,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_text, write_whole, writing
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import LOCK
-from g2rpo_core.inference.folder import LISTS, Parts, pair, score_images, written_alone
+from g2rpo_core.inference.folder import list_in, pair, score_images
 from g2rpo_core.inference.reward_models import folder_of_rewards
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.numerics.processes import device_of
@@ -45,37 +44,30 @@ def score(
     """Score the folder and write the table.
 
     UserError before scoring if an input is missing or damaged, and after it if more scores are
-    missing than `max_missing` allows. What was scored before an error is kept beside `out`: the
-    same command goes on from it.
+    missing than `max_missing` allows. What was scored before an error is kept: the same command
+    goes on from it.
     """
     # Check the options, before any model is loaded
     section, place = read_rewards(profile, models, published)
     names = _resolve(reward, section)
     if out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {out}: must end in .csv or .parquet")
-    read = [prompts] if prompts else [folder / name for name in LISTS]
-    if out.exists() and any(file.exists() and out.samefile(file) for file in read):
+    read = prompts or list_in(folder)
+    if read and read.exists() and out.exists() and out.samefile(read):
         raise UserError(f"--out {out}: is the file of prompts: give another")
     table = pair(folder, prompts)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    # Find what was scored by the same rewards, of the same code
     home = folder_of_rewards(names, section, place)
     scorers = load(names, home, device_of(None), section)
     note_cut(scorers, table.prompt)
     decides = _decides(scorers, section, home / LOCK)
-    # Two that write one table take turns: each removes the parts of other inputs
-    with ExitStack() as until_written:
-        with writing(out):
-            until_written.enter_context(written_alone(out))
-            kept = Parts(out, folder, table, decides)
-        for name, column in score_images(folder, table, scorers, kept).items():
-            table[name] = column
-        _write(out, table, scorers, section, home)
-        if worst:
-            _echo_lowest(table, names[0], worst)
-        _check_missing(table, names, section)
-        kept.discard()
+    for name, column in score_images(folder, table, scorers, decides).items():
+        table[name] = column
+    _write(out, table, scorers, section, home)
+    if worst:
+        _echo_lowest(table, names[0], worst)
+    _check_missing(table, names, section)
 
 
 def _decides(scorers: Mapping[str, Reward], section: Section, lock: Path) -> list:

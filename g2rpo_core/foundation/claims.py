@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
@@ -64,16 +64,6 @@ def one_at_a_time(path: Path) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-
-
-def is_locked(path: Path) -> bool:
-    """Say whether a living process is in a block of `one_at_a_time` of a file."""
-    with suppress(OSError), path.open("rb") as file:  # gone, or on a disk without locks
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _open(path: Path, flags: int) -> int:

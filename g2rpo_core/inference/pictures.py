@@ -5,18 +5,17 @@ import io
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.foundation.claims import is_locked, one_at_a_time
+from g2rpo_core.foundation.claims import one_at_a_time
 from g2rpo_core.foundation.files import read_text, reading, write_whole
 from g2rpo_core.foundation.texts import natural
 from g2rpo_core.rewards.preprocess import pil_images
@@ -94,46 +93,22 @@ class Pictures:
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """Choose the first number at which no other image is overwritten, and keep it in the block.
+        """Choose the first number at which no other image is overwritten, and draw in the block.
 
-        Others that draw into this folder at the same time leave out what this process is going to
-        write: a hidden file beside LOCK says so, and counts as long as its process has it locked.
-        UserError if INDEX is not what `g2rpo generate` writes.
+        Others that draw into this folder wait until it ends. UserError if INDEX is not what
+        `g2rpo generate` writes.
         """
-        own = self.folder / f"{LOCK}-{uuid4().hex}"
-        with ExitStack() as until_written:
-            with one_at_a_time(self.folder / LOCK):
-                others = self._plans_of_others()
-                self.read_index()
-                while not all(
-                    _is_free(path, about) and others.get(path.name, about) == about
-                    for path, about in self._wanted()
-                ):
-                    self.start += 1
-                until_written.callback(own.unlink, missing_ok=True)
-                until_written.enter_context(one_at_a_time(own))
-                own.write_text(json.dumps({path.name: about for path, about in self._wanted()}))
+        with one_at_a_time(self.folder / LOCK):
+            file = self.folder / INDEX
+            if file.exists():
+                with reading(file, "it is not what `g2rpo generate` writes: give another --out"):
+                    rows = csv.DictReader(io.StringIO(read_text(file)), strict=True)
+                    self.index = {
+                        row["file"]: {column: row[column] for column in COLUMNS} for row in rows
+                    }
+            while not all(_is_free(path, about) for path, about in self._wanted()):
+                self.start += 1
             yield
-
-    def _plans_of_others(self) -> dict[str, object]:
-        """Return what other living processes are going to write here; remove what the dead left."""
-        plans: dict[str, object] = {}
-        for path in self.folder.glob(f"{LOCK}-*"):
-            if is_locked(path):
-                plans |= json.loads(read_text(path))
-            else:
-                path.unlink(missing_ok=True)
-        return plans
-
-    def read_index(self) -> None:
-        """Read INDEX; UserError if it is not what `g2rpo generate` writes."""
-        file = self.folder / INDEX
-        if file.exists():
-            with reading(file, "it is not what `g2rpo generate` writes: give another --out"):
-                rows = list(csv.DictReader(io.StringIO(read_text(file)), strict=True))
-                self.index = {
-                    row["file"]: {column: row[column] for column in COLUMNS} for row in rows
-                } | self.index
 
     def _wanted(self) -> Iterator[tuple[Path, dict[str, object]]]:
         for each in product(self.runs, range(len(self.prompts)), self.seeds):
@@ -152,14 +127,11 @@ class Pictures:
                 "seed": str(seed),
             }
             yield path
-        # With the rows that others have written meanwhile
-        with one_at_a_time(self.folder / LOCK):
-            self.read_index()
-            text = io.StringIO()
-            writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.index[name] for name in sorted(self.index, key=natural))
-            write_whole(self.folder / INDEX, text.getvalue())
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.index[name] for name in sorted(self.index, key=natural))
+        write_whole(self.folder / INDEX, text.getvalue())
 
     def write_last(self, drawn: Mapping[str, Sequence[torch.Tensor]]) -> Iterator[Path]:
         """Write the grid of all images, if asked for; yield its file.

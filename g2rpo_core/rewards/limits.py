@@ -4,17 +4,12 @@ An image is a few bytes and may become gigabytes; a JSON text is a few bytes a v
 takes some hundred for each.
 """
 
-from contextlib import suppress
-
-from PIL import Image
-
 OPEN = 2**26  # pixels of the images that are open at a time; one with more is refused
 # Times that a side may have the other's pixels. Processors scale the shorter side to their own
 # size, and the longer with it: 100 of 224 x 224 are 15 MB, 200,000 of them would be 30 GB
 LONGEST_SIDE = 100
 LONGEST_TEXT = 1000  # characters of a reason or a note of a server that are kept
 MOST_LETTERS = 4000  # of a prompt; a tokenizer's time grows with the square of a word's length
-MOST_FRAMES = 1000  # of a TIFF that are counted
 MOST_CHUNKS = 2**16  # of a PNG; an encoder writes one for 8 KiB or more
 
 
@@ -39,22 +34,6 @@ def has_few_chunks(png: bytes) -> bool:
             return True
         place += 12 + int.from_bytes(png[place : place + 4], "big")
     return False
-
-
-def count_frames(image: Image.Image) -> int:
-    """Count the frames of an open image, of a TIFF at most MOST_FRAMES.
-
-    Pillow's own count of a TIFF takes a time that grows with the square of their number: 23 s for
-    50,000 frames in 5 MB.
-    """
-    frames = 1 if image.format == "TIFF" else getattr(image, "n_frames", 1)
-    if image.format == "TIFF":
-        with suppress(EOFError):
-            while frames < MOST_FRAMES:
-                image.seek(frames)
-                frames += 1
-        image.seek(0)
-    return frames
 
 
 def has_few_values(data: bytes | bytearray, most: int) -> bool:

@@ -32,7 +32,7 @@ from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, reading, whole
-from g2rpo_core.rewards.limits import count_frames, problem_of_image
+from g2rpo_core.rewards.limits import problem_of_image
 
 # Of CLIP's images
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -148,14 +148,11 @@ def read_image(path: Path) -> Image.Image:
     with image, reading(path):
         if problem := problem_of_image(*image.size):
             raise UserError(complaint(path, problem))
-        frames = count_frames(image)
         image.load()
         try:
-            found = opaque(in_eight_bits(image))
+            return opaque(in_eight_bits(image))
         except ValueError as error:
             raise UserError(complaint(path, str(error))) from None
-        found.info["frames"] = frames
-        return found
 
 
 def eight_bit(images: Images) -> list[torch.Tensor]:
