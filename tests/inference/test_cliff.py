@@ -69,10 +69,6 @@ def test_every_walk_begins_from_the_same_weights_which_are_there_again_at_the_en
 
 
 def test_a_walk_that_ends_in_no_numbers_has_lost_everything(walked):
-    (walk,) = walked([1e-4], updates=2)[0]
-    assert math.isfinite(walk.drift) and all(
-        math.isfinite(change.mean) for change in walk.changes.values()
-    )
     found, _ = walked([1e30], updates=4)
     assert math.isnan(found[0].drift) and lost(found[0]) == ["noise", "redness"]
 
@@ -116,30 +112,22 @@ def built(tmp_path, models, embeddings_folder):
 
 def test_the_command_walks_names_the_cliff_and_refuses_what_it_cannot_do(built):
     words = ["probe", "--cliff", "--prompts", "2", "--updates", "2", "--methods", "mix_grpo"]
-    out = run_here(main, *words, "--rates", "1,2", folder=built).stdout.splitlines()
-    assert out[0].startswith("tiny, base: 2 optimizer steps or a few more at each rate, 2 held-out")
-    assert [line.split()[1] for line in out if line.startswith("mix_grpo ")] == [
-        "2.0e-05",
-        "4.0e-05",
-    ]
-    assert len(out) == 2 + 2 * 3 + 1 and out[-1].startswith("mix_grpo: ")
-    rows = json.loads(run_here(main, *words, "--rates", "1,2", "--json", folder=built).stdout)
-    assert [row["rate"] for row in rows] == pytest.approx([2e-5, 4e-5])
-    # Four updates an iteration: no fewer can be made
-    assert rows[0]["updates"] == 4 and set(rows[0]["changes"]) == {"verifier", "hps", "clip_score"}
     # No rate that is finite gives weights that are
-    far = ["probe", "--cliff", "--updates", "1", "--methods", "mix_grpo", "--rates", "1,1e30"]
-    out = run_here(main, *far, folder=built).stdout.splitlines()
-    assert out[0].endswith("64 held-out prompts")
+    out = run_here(main, *words, "--rates", "1,1e30", folder=built).stdout.splitlines()
+    assert out[0].startswith("tiny, base: 2 optimizer steps or a few more at each rate, 2 held-out")
+    rates = [line.split()[1] for line in out if line.startswith("mix_grpo ")]
+    assert rates == ["2.0e-05", "2.0e+25"] and len(out) == 2 + 2 * 3 + 1
     assert out[-1].endswith(
         "cliff at 2.0e+25, where verifier is lost; begin with a quarter, 5.0e+24"
     )
+    (row,) = json.loads(run_here(main, *words, "--rates", "1", "--json", folder=built).stdout)
+    # Four updates an iteration: no fewer can be made
+    assert row["updates"] == 4 and set(row["changes"]) == {"verifier", "hps", "clip_score"}
     for change, complaint in (
         (["--rates", "2,1"], "--rates are rising factors of the rate, as 1,2,4,8 (got '2,1')"),
         (["--rates", "nan"], "--rates are rising factors"),
         (["--methods", ""], "--cliff needs entries of the profile, as --methods mix_grpo"),
         (["--methods", "x"], "--methods x: profile tiny has only g2rpo,"),
-        (["--updates", "0"], "--updates is at least 1"),
         (["--judge", "hsp"], "--judge hsp: rewards.hsp: one of your own needs `class"),
     ):
         assert complaint in refusal(main, *words, *change, folder=built)

@@ -81,10 +81,3 @@ def test_the_command_serves_its_own_names_until_it_is_stopped(project):
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=HUNG) == 0, log.read_text()
     assert "Traceback" not in log.read_text()
-
-
-def test_a_run_that_is_not_there_ends_in_one_line(project):
-    known = ", ".join(RUNS)
-    assert refusal(main, "demo", "--run", "nowhere", folder=project) == (
-        f"error: nowhere: no trained weights; profile tiny has {known}\n"
-    )
