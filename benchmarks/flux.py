@@ -19,6 +19,7 @@ import contextlib
 import copy
 import json
 import shutil
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,11 +28,10 @@ from typing import TypeVar
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.drawn import drawn_transformer
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
 from g2rpo_core.data.embeddings import Conditioning
-from g2rpo_core.estimate.drawn import drawn_transformer
-from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.cost import Call, Measured, transformer_cost
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.quantized import Kind
@@ -80,6 +80,12 @@ def matrix_peak(device: torch.device, side: int, dtype: torch.dtype = torch.bflo
     """Measure the FLOP/s of a square matrix product on random data."""
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     return 2 * side**3 / median_seconds(lambda: a @ b, device)
+
+
+def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
+    """Return the median seconds of `work` after a warm-up."""
+    work()
+    return statistics.median(timed(device, work)[1] for _ in range(repeats))
 
 
 def timed(device: torch.device, work: Callable[[], T]) -> tuple[T, float]:

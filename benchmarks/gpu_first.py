@@ -21,14 +21,13 @@ import open_clip
 import torch
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 
-from benchmarks.flux import SIZES, found_device, inputs, make_policy, timed
+from benchmarks.flux import SIZES, found_device, inputs, make_policy, median_seconds, timed
 from g2rpo_core.config import load_profile, profile_path
 from g2rpo_core.config.profile import Profile
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.estimate.machines import RESERVE_GIB, Machines
 from g2rpo_core.estimate.plan import make_plan
-from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.numerics.cuda import describe, peak_bytes, reset_peak
 from g2rpo_core.numerics.portable import use_deterministic

@@ -15,12 +15,11 @@ from functools import partial
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.drawn import drawn_transformer
 from benchmarks.flux import BACKENDS as FUSED
-from benchmarks.flux import SIZES
+from benchmarks.flux import SIZES, median_seconds
 from benchmarks.gpu_first import make_scorer
 from g2rpo_core.architectures.flux import Flux
-from g2rpo_core.estimate.drawn import drawn_transformer
-from g2rpo_core.estimate.tracing import median_seconds
 from g2rpo_core.models.quantized import quantize
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.numerics.cuda import peak_bytes, prepare, reset_peak

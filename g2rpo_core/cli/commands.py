@@ -164,13 +164,6 @@ def diff(
 @lazy("plan")
 def plan(
     profile: checkout.Name = None,
-    campaign: Annotated[
-        bool,
-        typer.Option("--campaign", help="plan all runs and evaluations that params.yaml names"),
-    ] = False,
-    price: Annotated[
-        float | None, option("of a GPU for an hour, in any currency: also print what it costs")
-    ] = None,
     method: Annotated[str, option("an entry of the profile's methods")] = "g2rpo",
     gpus: Annotated[int, option("GPUs on all nodes together")] = 1,
     nodes: Annotated[
@@ -189,9 +182,6 @@ def plan(
             "of 141 GB 139, of 24 GB 23"
         ),
     ] = None,
-    hours: Annotated[
-        float | None, option("find the cheapest way that takes no longer, on at most --gpus")
-    ] = None,
     shard: Annotated[
         int | None,
         option("GPUs that share one model, a divisor of --gpus (default: as the profile says)"),
@@ -199,11 +189,8 @@ def plan(
     inside: Annotated[float, option("GB/s from a GPU to the others on its node")] = INSIDE,
     between: Annotated[float, option("GB/s from a GPU to those on other nodes")] = BETWEEN,
     rate: Annotated[
-        str | None,
-        option(
-            "milliseconds per forward evaluation, or `measured` on this machine's GPU "
-            "(default: an assumed rate)"
-        ),
+        float | None,
+        option("milliseconds per forward evaluation (default: an assumed rate)"),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="print one JSON object on the last line")
@@ -211,7 +198,7 @@ def plan(
 ) -> None:
     """Estimate what a profile needs, before you rent machines: memory, hours, GPU-hours, disk.
 
-    Example: g2rpo plan --profile flux_hps_clip --gpus 16 --memory 139 --campaign --price 2.5
+    Example: g2rpo plan --profile flux_hps_clip --gpus 16 --memory 139
     """
 
 

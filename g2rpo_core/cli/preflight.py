@@ -78,7 +78,7 @@ def _gpus(name: str, method: str, gpus: int, found: list[float], plan: Plan) -> 
         if plan.fits
         else (
             f"; g2rpo plan --profile {name} --gpus {gpus} --memory {min(found):.0f} says what "
-            "would change"
+            "takes it"
         )
     )
     yield Check(

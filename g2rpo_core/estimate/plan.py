@@ -18,7 +18,6 @@ from g2rpo_core.architectures.architecture import Architecture, ModelShape
 from g2rpo_core.config import Profile
 from g2rpo_core.config.costs import cost_of_prompt, images_of, parts_of_updates
 from g2rpo_core.data.embeddings import DTYPES
-from g2rpo_core.estimate import tracing
 from g2rpo_core.estimate.machines import (
     ASSUMED,
     DECODE_SLOWER,
@@ -401,17 +400,6 @@ def _states(transitions: list[tuple[int, int]]) -> Counter[int]:
     for before, after in transitions:
         counts[after // before] += before
     return counts
-
-
-def measured_rate(profile: Profile, name: str) -> float:
-    """Measure a method's milliseconds per forward evaluation here; UserError without a GPU."""
-    sampling = profile.run(name).sampling
-    base, shape = shape_of(profile)
-    image_tokens, text_tokens = _usual(base, _tokens(base, shape, profile, sampling))
-    batch = max(1, sampling.batch_tokens // (image_tokens + text_tokens))
-    return tracing.measured_rate(
-        base, shape.transformer, batch, image_tokens, text_tokens, quantized=sampling.quantize
-    )
 
 
 def _tokens(

@@ -1,7 +1,5 @@
 """Trace a profile's base model: shape, parameters and decoder, without downloads or allocation."""
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -21,13 +19,11 @@ from g2rpo_core.architectures.table import (
     read_shape,
 )
 from g2rpo_core.config import Profile
-from g2rpo_core.estimate.drawn import drawn_transformer
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.cost import Cost, Measured, make_transformer
 from g2rpo_core.models.kept import CODE, kept
-from g2rpo_core.models.quantized import Kind, frozen_layers
+from g2rpo_core.models.quantized import frozen_layers
 from g2rpo_core.models.settings import LoraSettings
-from g2rpo_core.numerics.cuda import prepare, wait, why_none
 from g2rpo_core.tiny_models.pipeline import flux_config, vae_config
 from g2rpo_core.tiny_models.settings import BASES
 
@@ -202,57 +198,3 @@ def _vae_cost(
         with Measured() as measured:
             architecture.decode(vae, latents)
     return Cost(measured.peak, measured.flops)
-
-
-def median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """Return the median seconds of `work` after a warm-up."""
-    work()
-    times = []
-    for _ in range(repeats):
-        wait(device)
-        start = time.perf_counter()
-        work()
-        wait(device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-@torch.no_grad()
-def measured_rate(
-    architecture: Architecture,
-    config: Config,
-    batch: int,
-    image_tokens: int,
-    text_tokens: int,
-    device: str = "cuda",
-    quantized: Kind | None = None,
-) -> float:
-    """Measure the milliseconds per forward evaluation of a transformer in calls of `batch`.
-
-    It is bfloat16 with random weights. Blocks share their weights, so that a GPU of 24 GB measures
-    every base model. UserError without such a device, or where a call does not fit it.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        ask = "or give milliseconds per forward evaluation instead"
-        raise UserError(
-            f"plan: --rate measured needs a GPU, and torch finds none here: {why_none()}; {ask}"
-        )
-    prepare(torch.device(device))
-    transformer = drawn_transformer(
-        architecture, config, torch.device(device), quantized=quantized, shared=True
-    )
-    arguments = architecture.inputs(config, batch, image_tokens, text_tokens, device)
-
-    def work():
-        with torch.autocast(device, torch.bfloat16):
-            transformer(**arguments)
-
-    try:
-        return 1e3 * median_seconds(work, torch.device(device)) / batch
-    except torch.OutOfMemoryError:
-        tokens = image_tokens + text_tokens
-        raise UserError(
-            f"plan: --rate measured: a call of {batch} latents of {tokens} tokens does not fit "
-            "this GPU: lower sampling.batch_tokens, or name "
-            "a profile for it"
-        ) from None

@@ -2,7 +2,6 @@
 
 import json
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -21,14 +20,11 @@ def drawn_transformer(
     device: torch.device,
     lora: LoraSettings | None = None,
     quantized: Kind | None = None,
-    shared: bool = False,
 ) -> ModelMixin:
     """Return a frozen bfloat16 transformer with random weights on `device`.
 
     It never holds more than the finished model and one layer. lora: an adapter in float32 that
-    trains; quantized: how the blocks' frozen weights are kept (`quantize`); shared: blocks of a
-    kind have the first one's weights, so a call computes and reads as much as otherwise, in a
-    fraction of the memory: a block of these models is larger than a GPU's cache.
+    trains; quantized: how the blocks' frozen weights are kept (`quantize`).
     """
     # Without data
     with tempfile.TemporaryDirectory() as folder:
@@ -40,9 +36,8 @@ def drawn_transformer(
             False,
             lora_config(architecture, lora) if lora else None,
         )
-    blocks = share(architecture.blocks(transformer)) if shared else architecture.blocks(transformer)
     # Layers that are quantized, one after the other, then the rest
-    layers = frozen_layers(blocks) if quantized else []
+    layers = frozen_layers(architecture.blocks(transformer)) if quantized else []
     while quantized and layers:
         module, name, layer = layers.pop()  # so that nothing holds its weights any more
         fill(layer, device)
@@ -51,16 +46,6 @@ def drawn_transformer(
     if lora:
         draw_lora(transformer, lora.rank, torch.Generator().manual_seed(0))
     return transformer
-
-
-def share(blocks: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Let blocks with equal names and shapes share the first one's layers; return these."""
-    kinds: dict[tuple, torch.nn.Module] = {}
-    for block in blocks:
-        shapes = tuple((name, parameter.shape) for name, parameter in block.named_parameters())
-        first = kinds.setdefault((type(block), shapes), block)
-        block._modules, block._parameters = first._modules, first._parameters
-    return list(kinds.values())
 
 
 def fill(module: torch.nn.Module, device: torch.device) -> None:
