@@ -58,7 +58,6 @@ LONGEST = (
     "distributed/test_checkpoint",
     "reliability/test_full_disk",
     "reliability/test_killed_anywhere",
-    "tools/test_foreign_processors",
     "tiny_models/test_build",
 )
 # a run of seconds

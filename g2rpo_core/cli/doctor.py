@@ -17,7 +17,7 @@ from g2rpo_core.cli.preflight import checks
 from g2rpo_core.config import Profile, load_profile, profile_path
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.texts import echo
-from g2rpo_core.numerics import driver, probe
+from g2rpo_core.numerics import driver
 from g2rpo_core.numerics.cuda import why_none
 from g2rpo_core.numerics.processes import version_of
 from g2rpo_core.tasks import TASK_NAMES
@@ -73,7 +73,6 @@ def machine() -> Iterator[str]:
     yield f"CPUs: {os.cpu_count()}"
     yield f"memory: {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB free"
     yield f"disk: {disk.free / GIB:.0f} of {disk.total / GIB:.0f} GiB free here"
-    yield f"bits: {probe.check_machine()}"
     needs = driver.needs(torch.__version__, torch.version.cuda)
     yield (
         f"NVIDIA driver: {driver.find_version() or 'none found'}; "

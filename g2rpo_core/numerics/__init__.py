@@ -1,1 +1,1 @@
-"""Computes the same bits on every x86-64 processor with AVX2: pins, replacements and a probe."""
+"""Computes the same bits on every x86-64 processor with AVX2: pins and replacements."""

@@ -37,7 +37,7 @@ from g2rpo_core.foundation.runs import (
 )
 from g2rpo_core.foundation.tables import COUNT, check_values, read_numbers, read_table
 from g2rpo_core.foundation.texts import comparable
-from g2rpo_core.numerics.probe import describe_numerics
+from g2rpo_core.numerics.portable import in_use
 from g2rpo_core.numerics.processes import version_of
 from g2rpo_core.reporting import tables
 from g2rpo_core.reporting.tables import Run, Weights
@@ -462,7 +462,7 @@ def _read(
         "prompt_counts": prompt_counts(sources.prompts),
         "models": model_lines(sources.quality),
         "versions": ", ".join(
-            [f"Python {platform.python_version()}", *packages, describe_numerics()]
+            [f"Python {platform.python_version()}", *packages, f"numerics {in_use()}"]
         ),
         "hashes": locked(sources.locks, compared.profile, compared.runs, compared.published),
     }

@@ -1,11 +1,8 @@
 """The NVIDIA driver: what its module and nvidia-smi write, and what a user is told."""
 
 import pytest
-import torch
 
 from g2rpo_core.numerics import driver
-from g2rpo_core.numerics.cuda import why_none
-from tests.conftest import ROOT
 
 SAID = {  # /proc/driver/nvidia/version
     "535.129.03": (
@@ -41,9 +38,7 @@ def test_where_no_module_says_it_nvidia_smi_does(wrote, found, tmp_path, monkeyp
     ("version", "build"),
     [
         ("580.65.06", "cu130"),
-        ("610.1", "cu130"),
         ("579.99", "cu126"),
-        ("535.129.03", "cu126"),
         ("470.82", "cpu"),
         (None, "cpu"),
     ],
@@ -61,9 +56,7 @@ def test_the_newest_build_that_a_driver_runs_is_chosen(version, build):
             None,
             "there is no NVIDIA driver, and torch 2.13.0+cu130 needs 580 or newer",
         ),
-        ("2.13.0+cpu", None, None, "there is no NVIDIA driver"),
         ("2.13.0+cpu", None, "580.65.06", "is built without CUDA: make env TORCH=cu130"),
-        ("2.13.0+cpu", None, "550.54", "is built without CUDA: make env TORCH=cu126"),
         (
             "2.13.0+cu130",
             "13.0",
@@ -89,19 +82,3 @@ def test_the_newest_build_that_a_driver_runs_is_chosen(version, build):
 )
 def test_why_there_is_no_gpu_is_said_with_the_command_that_mends_it(torch, cuda, found, said):
     assert said in driver.why_no_gpu(torch, cuda, found)
-
-
-@pytest.mark.skipif(driver.find_version() is not None, reason="this machine has a driver")
-def test_here_there_is_no_driver():
-    assert why_none().startswith("there is no NVIDIA driver") and (
-        torch.__version__ in why_none()
-    ) == bool(torch.version.cuda)
-
-
-def test_the_documents_name_the_driver_and_the_builds():
-    for page in ("README.md", "docs/howto/cluster.md"):
-        text = (ROOT / page).read_text()
-        assert str(driver.OLDEST[13]) in text and str(driver.OLDEST[12]) in text
-        assert "make env TORCH=" in text and all(
-            build in text for build in driver.BUILDS.values()
-        ), page
