@@ -29,7 +29,7 @@ Source = Annotated[
 class PromptSettings(Settings):
     """Sources of the training and test prompts.
 
-    `shapes` or `marks` for a tiny task's captions, a file (txt, csv, json, jsonl or parquet), or a
+    `shapes` or `words` for a tiny task's captions, a file (txt, csv, json, jsonl or parquet), or a
     data set on the hub.
     """
 

@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 # Here, where importing them loads no library
-TaskName = Literal["shapes", "marks", "words"]
+TaskName = Literal["shapes", "words"]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 # Sides of their images, in pixels
-SIZES: dict[TaskName, int] = {"shapes": 32, "marks": 64, "words": 32}
+SIZES: dict[TaskName, int] = {"shapes": 32, "words": 32}

@@ -7,12 +7,11 @@ import torch
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.tasks import TASK_NAMES
-from g2rpo_core.tasks.marks import Marks
 from g2rpo_core.tasks.shapes import Shapes
 from g2rpo_core.tasks.task import Task
 from g2rpo_core.tasks.words import Words
 
-TASKS: dict[str, Task[Any]] = dict(zip(TASK_NAMES, (Shapes(), Marks(), Words()), strict=True))
+TASKS: dict[str, Task[Any]] = dict(zip(TASK_NAMES, (Shapes(), Words()), strict=True))
 
 
 class NotACaption(UserError, ValueError):

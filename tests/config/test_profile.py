@@ -162,12 +162,12 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
         (
             "  test: shapes",
             "  test: {repo: me/mine, files: [test.txt]}",
-            "the verifier only knows captions of the tasks shapes, marks, words, not me/mine",
+            "the verifier only knows captions of the tasks shapes, words, not me/mine",
         ),
         (
             "  test: shapes",
-            "  test: marks",
-            "prompts.test: models of shapes do not know the words of marks: ask for shapes",
+            "  test: words",
+            "prompts.test: models of shapes do not know the words of words: ask for shapes",
         ),
         (
             "  clip_score: {steps",

@@ -110,7 +110,7 @@ def test_a_file_of_captions_can_be_checked_exactly(made):
     (made / "theirs.txt").write_text("a large red circle above a small blue square\na cat\n")
     assert (
         "profiles/mine.yaml: prompts.test: verifier has no score for 1 of 2 prompts, "
-        "such as 'a cat': the exact check only knows captions of the tasks shapes, marks, words"
+        "such as 'a cat': the exact check only knows captions of the tasks shapes, words"
     ) in refusal(check.main, folder=made)
 
 

@@ -47,10 +47,6 @@ def test_captions_say_everything_about_a_scene(task):
         "a cat",
         "a large red circle",
         "a large red circle at the left above",
-        "two large red circles in the middle",
-        "two large striped red circle with no marks",
-        "two large striped red circles with four dots",
-        "two striped red circles with no marks",
         'the word "C A T"',
         'the word "CAT" in red',
         'the word "c a t" in red',
@@ -75,12 +71,6 @@ def test_captions_fit_the_tokenizers_of_tiny_models(task):
         t5_tokenizer(task).unk_token_id in ids for ids in tokens
     )
     assert max(map(len, clip_tokenizer()(captions).input_ids)) <= CLIP_LENGTH
-
-
-def test_the_generator_is_seeded(task):
-    first, again, other = (task.sample(20, seed, testing=False) for seed in (1, 1, 2))
-    assert first[0] == again[0] != other[0]
-    assert np.array_equal(first[1], again[1])
 
 
 def test_held_out_captions_are_a_quarter_and_never_sampled_for_training(task):
@@ -113,14 +103,6 @@ def test_right_images_hold_every_attribute(task, drawn):
     assert verify(bare, [scene.caption for scene in scenes]).tolist() == [1.0] * len(scenes)
 
 
-def test_noise_that_the_eye_ignores_does_not_matter(drawn):
-    scenes, images = drawn
-    noisy = (
-        images + 0.05 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
-    ).clamp(0, 1)
-    assert verify(noisy, [scene.caption for scene in scenes]).mean() > 0.999
-
-
 def test_one_wrong_attribute_is_always_seen(task, drawn):
     """A neighbour's image never holds everything, and holds what they share."""
     scenes, _ = drawn
@@ -138,7 +120,6 @@ def test_images_of_another_size_are_refused(task):
 
 
 SHAPES = "a large red circle at the left"
-MARKS = "three large striped red squares with two dots"
 WORDS = 'the word "C A T" in red'
 
 
@@ -153,18 +134,6 @@ WORDS = 'the word "C A T" in red'
             "a large blue circle at the left",
             {"shape0", "layout", "size0", "clean", "color0"},
         ),
-        (MARKS, "two large striped red squares with two dots", {"count"}),
-        (MARKS, "three small striped red squares with two dots", {"size"}),
-        (MARKS, "three large checked red squares with two dots", {"texture"}),
-        (MARKS, "three large striped red crosses with two dots", {"shape"}),
-        (MARKS, "three large striped red squares with three dots", {"marks"}),
-        (MARKS, "three large striped red squares with two bars", {"marks"}),
-        (MARKS, "three large striped red squares with no marks", {"marks"}),
-        (
-            MARKS,
-            "three large striped blue squares with two dots",
-            {"count", "size", "color", "texture", "clean", "shape"},
-        ),
         (WORDS, 'the word "B A T" in red', {"first letter"}),
         (WORDS, 'the word "C O T" in red', {"second letter"}),
         (WORDS, 'the word "C A I" in red', {"third letter"}),
@@ -177,38 +146,12 @@ def test_each_attribute_is_checked_by_itself(asked, shown, wrong):
     assert {name for name, value in held.items() if not value} == wrong
 
 
-def test_a_word_in_two_colours_is_not_clean():
-    task = TASKS["words"]
-    red, blue = (
-        torch.from_numpy(task.draw(task.parse(f'the word "C A T" in {color}')))
-        for color in ("red", "blue")
-    )
-    image = torch.where(torch.arange(task.size) < task.size / 2, red, blue)[None]
-    (held,) = task.attributes(image, [task.parse('the word "C A T" in red')])
-    assert not held["clean"]
-
-
-def test_fine_detail_is_lost_where_an_image_is_blurred():
-    """Blocks of 4 x 4 pixels leave plain objects and take textures and marks away."""
-    task = TASKS["marks"]
-    scenes = task.distinct_scenes(400, 0, testing=False)
-    images = torch.from_numpy(np.stack([task.draw(scene) for scene in scenes]))
-    coarse = (
-        torch.nn.functional.avg_pool2d(images, 4).repeat_interleave(4, 2).repeat_interleave(4, 3)
-    )
-    found = list(zip(scenes, task.attributes(coarse, scenes)))
-    share = lambda name, fits: np.mean([held[name] for scene, held in found if fits(scene)])
-    assert share("texture", lambda scene: scene.texture == "plain") > 0.9
-    assert share("texture", lambda scene: scene.texture != "plain") < 0.1
-    assert share("marks", lambda scene: scene.marks != "no marks") < 0.5
-
-
 def test_tricks_do_not_pass(task, drawn):
     """Flooding with the asked colour, speckles of it, an empty or a random image."""
     captions = [
         scene.caption
         for scene in drawn[0]
-        if "red" in scene.caption and scene.style not in ("two objects", "plain")
+        if "red" in scene.caption and scene.style != "two objects"
     ]
     size = task.size
     red = torch.tensor(task.colors["red"]).view(3, 1, 1) / 255
