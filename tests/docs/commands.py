@@ -5,14 +5,12 @@ import importlib
 import re
 import shlex
 import sys
-from dataclasses import dataclass
-from itertools import takewhile
+from typing import NamedTuple
 from unittest.mock import patch
 
 import typer
 
 from tests.conftest import ROOT
-from tests.fixtures.commands import run_here
 
 DOCUMENTS = [
     ROOT / "README.md",
@@ -22,13 +20,12 @@ DOCUMENTS = [
     *sorted((ROOT / "studies").glob("*/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-PROGRAMS = ("g2rpo", "python", "dvc", "make", "prefect", "tensorboard", "hf")
+PROGRAMS = ("g2rpo", "python", "dvc", "make")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`((?:[^`\n]|\n(?!\n))+)`")
 
 
-@dataclass(frozen=True)
-class Snippet:
+class Snippet(NamedTuple):
     """What stands between fences: the document's name, the language, and the text."""
 
     document: str
@@ -96,10 +93,6 @@ def check(command: str) -> None:
             by_argparse(COMMANDS[words[0]][0], words[1:])
         else:
             by_click(typer.main.get_command(app), "g2rpo", words)
-    elif program == "hf":
-        from huggingface_hub.cli.hf import app as hub
-
-        by_click(hub, "hf", words)
     elif program == "dvc":
         from dvc.cli.parser import get_main_parser
 
@@ -107,23 +100,6 @@ def check(command: str) -> None:
     elif program == "python":
         assert words[0] == "-m", command
         by_argparse(words[1], words[2:])
-    elif program == "tensorboard":
-        from tensorboard.program import TensorBoard
-
-        TensorBoard().configure(("tensorboard", *words))
-    elif program == "prefect":
-        from prefect.cli import app as prefect
-
-        names = list(takewhile(lambda word: not word.startswith("-"), words))
-        options = [word for word in words if word.startswith("-")]
-        while names:  # an argument is no command
-            done = run_here(prefect, *names, "--help", folder=ROOT)
-            if done.returncode == 0 and "Usage" in done.stdout:
-                break
-            names.pop()
-        assert names and all(option in done.stdout for option in options), (
-            f"{command}: {options} not in\n{done.stdout}"
-        )
 
 
 def by_click(command, name: str, words: list[str], parent=None) -> None:
