@@ -1,15 +1,15 @@
 """Measure a forward evaluation of FLUX.1-dev's true shape with random weights on one GPU.
 
-    python -m benchmarks.flux [--batches 1 2 4 8 12] [--iteration] [--json]
+    python -m benchmarks.flux [--batches 1 2 4 8 12] [--json]
 
 Prints, all from one run:
 - the bf16 matrix peak, milliseconds per forward evaluation by batch size, and their share of the
   peak;
 - what a call allocates, and what `g2rpo plan` expects;
-- what compiled blocks, attention backends and fp8 layers gain, and how far they move velocities,
+- what compiled blocks and attention backends gain, and how far they move velocities,
   log-probabilities and latents;
-- the seconds of a G2RPO iteration at the paper's setting (720x720, T = 16, 12 members), by the
-  measured rate or (--iteration) by running its rollout.
+- the seconds of a G2RPO rollout at the paper's setting (720x720, T = 16, 12 members), by the
+  measured rate.
 
 `--size tiny --device cpu` runs the same code on any machine.
 """
@@ -36,9 +36,9 @@ from g2rpo_core.models.cost import Call, Measured, transformer_cost
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.quantized import Kind
 from g2rpo_core.models.settings import LoraSettings
-from g2rpo_core.numerics.cuda import describe, peak_bytes, prepare, reset_peak, wait, why_none
-from g2rpo_core.sampling.rollout import Velocity, rollout, sample
-from g2rpo_core.sampling.schedule import shifted_sigmas, sigma_at
+from g2rpo_core.numerics.cuda import describe, prepare, reset_peak, wait, why_none
+from g2rpo_core.sampling.rollout import Velocity, sample
+from g2rpo_core.sampling.schedule import shifted_sigmas
 
 SIZES = {  # transformer, VAE, side of the images, text tokens
     "flux": (TRANSFORMER, VAE, 720, 512),
@@ -118,42 +118,6 @@ def make_policy(
     )
 
 
-class Fp8Linear(torch.nn.Module):
-    """Linear layer with a float8 (e4m3) product, one scale for each row of input and weight."""
-
-    def __init__(self, linear: torch.nn.Linear):
-        super().__init__()
-        self.bias = linear.bias
-        self.weight, self.scale = self._quantized(linear.weight)
-
-    @staticmethod
-    def _quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = (
-            x.abs().amax(-1, keepdim=True).float().clamp(min=1e-12)
-            / torch.finfo(torch.float8_e4m3fn).max
-        )
-        return (x / scale).to(torch.float8_e4m3fn), scale
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, scale = self._quantized(x.flatten(0, -2))
-        out = torch._scaled_mm(
-            rows, self.weight.t(), scale, self.scale.t(), out_dtype=torch.bfloat16
-        )
-        return (out if self.bias is None else out + self.bias).view(*x.shape[:-1], -1)
-
-
-def quantize_blocks(model: torch.nn.Module) -> torch.nn.Module:
-    """Copy a transformer, with the linear layers of its blocks in float8."""
-    model = copy.deepcopy(model)
-    for block in [*model.transformer_blocks, *model.single_transformer_blocks]:
-        for name, child in list(block.named_modules()):
-            # modulation sees one row per sample, too few for float8 to pay off
-            if isinstance(child, torch.nn.Linear) and "norm" not in name:
-                parent, _, last = name.rpartition(".")
-                setattr(block.get_submodule(parent), last, Fp8Linear(child))
-    return model
-
-
 def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Make the arguments of a velocity: latents, sigma 0.7, and the index of the only prompt."""
     latents = policy.noise(torch.Generator().manual_seed(0), batch)
@@ -221,15 +185,13 @@ class Bench:
         )
 
     def measure_variants(self, batches: list[int]) -> None:
-        """Measure eager, attention backends, compiled and fp8 blocks, where the device has them."""
+        """Measure eager, attention backends and compiled blocks, where the device has them."""
         cuda, largest, weights = self.device.type == "cuda", max(batches), self.policy.transformer
         self.measure("eager", self.exact, batches)
         for name, backend in BACKENDS.items() if cuda else ():
             self.measure(name, self.exact, [largest], partial(sdpa_kernel, [backend]))
         if cuda or shutil.which("c++"):
             self.measure_compiled("compiled", copy.deepcopy(weights), batches)
-        if cuda and torch.cuda.get_device_capability() >= (8, 9):
-            self.measure_compiled("fp8+compiled", quantize_blocks(weights), batches)
         self.policy.transformer = weights
 
     def measure_compiled(
@@ -298,29 +260,6 @@ class Bench:
             )
         self.results["rollout_seconds"] = seconds
 
-    def run_rollout(self, batch: int) -> None:
-        """Run the rollout of one prompt and decode its images."""
-        method, policy, generator = METHODS["g2rpo"], self.policy, torch.Generator().manual_seed(0)
-        tree = method.tree.build(STEPS)
-        noises = [policy.noise(generator, GROUP)[None] for _ in tree.sde_steps]
-        sigma_of = partial(sigma_at, steps=STEPS, shift=3.0)
-        transition = method.tree.transition(shifted_sigmas(STEPS, 3.0).to(self.device))
-        work = partial(
-            rollout,
-            self.exact,
-            tree,
-            sigma_of,
-            transition,
-            policy.noise(generator, 1)[None],
-            noises,
-            batch,
-        )
-        sampled, self.results["rollout_seconds"]["measured, eager"] = timed(self.device, work)
-        decode = partial(policy.decode, sampled.clean.flatten(0, 3), 4)
-        _, self.results["decode_seconds"] = timed(self.device, decode)
-        if peak := peak_bytes(self.device):
-            self.results["peak_gib"] = peak[0] / 2**30
-
 
 @torch.no_grad()
 def main() -> None:
@@ -331,19 +270,12 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="flux")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 12])
-    parser.add_argument(
-        "--iteration",
-        action="store_true",
-        help="run a whole rollout of the paper's setting (minutes)",
-    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     device = found_device(parser, args.device)
     bench = Bench(args.size, device)
     bench.measure_variants(args.batches)
     bench.project_rollout()
-    if args.iteration:
-        bench.run_rollout(max(args.batches))
     seconds = {
         key: value
         for key, value in bench.results["rollout_seconds"].items()

@@ -2,8 +2,7 @@
 
 python -m tools.reference            writes docs/reference/settings.md, which is committed
 python -m tools.reference commands   prints a page that is built with the site instead: commands,
-                                     methods, published_settings, bases, api; or README's table
-                                     of hours
+                                     methods, published_settings, bases, api
 """
 
 import argparse
@@ -36,26 +35,12 @@ from g2rpo_core.cli.commands import app
 from g2rpo_core.config import load_profile
 from g2rpo_core.config.load import MainRun, Study
 from g2rpo_core.config.profile import Profile
-from g2rpo_core.estimate.cards import CARDS, rate_of
 from g2rpo_core.estimate.machines import Machines
-from g2rpo_core.estimate.plan import make_plan
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.rewards.registry import REWARDS, CustomRewardSettings
 from g2rpo_core.rewards.spec import RewardServerSettings
 from g2rpo_core.tiny_models.settings import BASES
 
-# Rows of README's table of hours: what is trained, by which profile, on which card
-PLANNED = (
-    ("FLUX.1-dev, LoRA at 512 pixels", "flux_lora_24gb", "4090"),
-    ("FLUX.1-dev, LoRA", "flux_lora_1gpu", "a100"),
-    ("FLUX.1-dev, LoRA", "flux_lora_1gpu", "h100"),
-    ("FLUX.1-dev, LoRA, 8 prompts an iteration", "flux_lora_8gpu", "h100"),
-    ("FLUX.1-dev, all weights", "flux_hps_clip_8gpu", "h100"),
-    ("Stable Diffusion 3.5 Medium, LoRA", "sd35_medium_lora_1gpu", "4090"),
-    ("Stable Diffusion 3.5 Medium, all weights", "sd35_medium_hps_clip", "h100"),
-    ("Z-Image, LoRA", "zimage_lora_1gpu", "h100"),
-)
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
 PUBLISHED = YAML(typ="safe", pure=True).load(Path(__file__).with_name("published.yaml"))
@@ -334,26 +319,6 @@ def published_page() -> str:
     return render("published_settings", tables=tables, reasons=PUBLISHED["reasons"], **functions)
 
 
-def hours_table() -> str:
-    """Return README's table: the hours of a whole run by card and number of GPUs."""
-    lines = ["| trains | profile | card | 1 GPU | 4 GPUs | 8 GPUs |", "|---|---|---|---|---|---|"]
-    for what, name, card in PLANNED:
-        profile = load_profile(ROOT / "profiles" / f"{name}.yaml")
-        rate = rate_of(card, profile.training.parallel.compile)
-        cells = []
-        for gpus in (1, 4, 8):
-            try:
-                plan = make_plan(profile, "g2rpo", Machines(gpus, CARDS[card].memory), None, rate)
-            except UserError:  # its prompts cannot be shared evenly
-                cells.append("–")
-                continue
-            hours = f"{plan.hours:.0f}" if plan.hours >= 10 else f"{plan.hours:.1f}"
-            cells.append(hours if plan.fits else "too large")
-        lines.append(f"| {what} | `{name}` | {card.upper()} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-WRITTEN_PAGES = {"settings.md": settings_page}
 BUILT_PAGES = {
     "commands.md": commands_page,
     "methods.md": methods_page,
@@ -368,15 +333,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    printed = BUILT_PAGES | {"hours.md": hours_table}
-    names = [name.removesuffix(".md") for name in printed]
+    names = [name.removesuffix(".md") for name in BUILT_PAGES]
     parser.add_argument("page", nargs="?", choices=names, help="print this page instead")
     if chosen := parser.parse_args().page:
-        print(printed[f"{chosen}.md"](), end="")
+        print(BUILT_PAGES[f"{chosen}.md"](), end="")
         return
-    for name, page in WRITTEN_PAGES.items():
-        (FOLDER / name).write_text(page())
-        print(FOLDER / name)
+    (FOLDER / "settings.md").write_text(settings_page())
+    print(FOLDER / "settings.md")
 
 
 if __name__ == "__main__":

@@ -47,20 +47,6 @@ def test_the_published_loops_and_ours_agree_to_rounding(evaluations, models):
         )
 
 
-@pytest.mark.slow
-@pytest.mark.engines
-def test_the_gpu_benchmark_runs_on_a_small_model_without_one():
-    result = last_line(
-        "benchmarks.flux",
-        *["--size", "tiny", "--device", "cpu", "--batches", "24", "--iteration", "--json"],
-    )
-    assert result["rollout_seconds"]["evaluations"] == {"ours": 1700, "published": 2188}
-    for variant in result["variants"].values():
-        assert variant["batches"]["24"]["ms_per_evaluation"] > 0
-        assert variant["drift"]["velocity_relative"] < 0.05
-    assert result["variants"]["eager"]["drift"]["velocity_relative"] == 0
-
-
 @pytest.mark.pipeline
 def test_what_a_gpu_should_tell_first_is_one_table(tmp_path):
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
@@ -87,23 +73,3 @@ def test_what_a_gpu_should_tell_first_is_one_table(tmp_path):
         done = start()
         said = f"error: torch finds no GPU here: {why_none()}; or try `--size tiny --device cpu`\n"
         assert done.returncode == 1 and done.stderr == said
-
-
-@pytest.mark.slow
-def test_every_reward_scores_as_its_published_package(models):
-    words = ["--prompts", "2", "--group", "3", "--repeats", "2", "--side", "32", "--json"]
-    results = last_line("benchmarks.rewards", "--models", str(models), *words)
-    assert list(results) == ["hps", "clip_score", "pickscore", "image_reward", "unified_reward"]
-    for by_source in results.values():
-        assert list(by_source) == ["files", "tensors"]
-        for measured in by_source.values():
-            assert (
-                measured["max_difference"] < 1e-5
-            )  # at this size a tensor's 8 bits are the file's
-            assert (
-                set(measured["images_per_second"]) == {"ours", "published"}
-                and measured["ratio"] > 0
-            )
-            assert all(
-                0 < rate["min"] <= rate["median"] for rate in measured["images_per_second"].values()
-            )
