@@ -76,7 +76,7 @@ def _rows(path: Path) -> Iterator[Any]:
         return
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".txt":
-        yield from ({"prompt": line} for line in text.split("\n"))
+        yield from ({"prompt": line} for line in io.StringIO(text))
     elif path.suffix == ".jsonl":
         for number, line in enumerate(filter(str.strip, text.split("\n")), 1):
             try:
@@ -106,7 +106,7 @@ def _our_names(
     needed: Sequence[str],
 ) -> dict[str, str]:
     """Return a file's names of columns -> ours; UserError if one is lacking or could be two."""
-    ours = {}
+    ours: dict[str, str] = {}
     for own, others in accepted.items():
         found = [own] if own in names else [n for n in names if n.strip().casefold() in others]
         if len(found) > 1:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pandas as pd
 
-from g2rpo_core.data.rows import COLUMNS, read_marked, read_rows
+from g2rpo_core.data.rows import COLUMNS, read_rows
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import in_one_line, reading, write_whole
 from g2rpo_core.foundation.manifest import sha256
@@ -122,7 +122,7 @@ def _read_beside(image: Path) -> str:
     if not path.exists():
         raise UserError(f"{image}: has no prompt: give --prompts, or write it into {path.name}")
     with reading(path):
-        prompt = normalized(read_marked(path))
+        prompt = normalized(path.read_text(encoding="utf-8-sig"))
     if control := unprintable(prompt):
         raise UserError(f"{path}: has the control character {control!a}")
     return prompt

@@ -1,9 +1,7 @@
 import re
-from pathlib import Path
 
 import pytest
 
-from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.config import load_profile, load_run, load_study
 from g2rpo_core.config.profile import MethodRun
 from tests.conftest import ROOT
@@ -313,24 +311,6 @@ def test_params_are_checked_against_their_profile(
         load_run(path)
 
 
-def test_departures_of_a_method_apply_to_it_alone(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        TINY.replace(
-            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
-            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [3], eta: 0.5}}, training: "
-            "{learning_rate: 1.0e-3}}",
-        )
-    )
-    profile = load_profile(path)
-    assert profile.run("g2rpo_no_mgai").method == METHODS["g2rpo_no_mgai"].changed(
-        tree={"eta": 0.5, "sde_steps": (3,)}
-    )
-    assert profile.run("g2rpo").method.tree.eta == 0.7
-    assert profile.run("g2rpo_no_mgai").training.learning_rate == 1e-3
-    assert profile.run("g2rpo").training == profile.training
-
-
 def test_a_methods_published_clip_range_is_its_own_unless_an_entry_says_otherwise(tmp_path):
     """Flow-GRPO-Fast's is a tenth of the section's; an entry's comes before both."""
     profile = load_profile(ROOT / "profiles" / "tiny.yaml")
@@ -344,28 +324,6 @@ def test_a_methods_published_clip_range_is_its_own_unless_an_entry_says_otherwis
         methods={name: MethodRun.model_validate(entry) for name, entry in other.items()}
     )
     assert [changed.run(name).training.clip_range for name in other] == [4e-6, 0.1]
-
-
-def test_the_protocols_entries_have_a_fifth_of_the_full_forward_evaluations(monkeypatch):
-    """Those of their trees, over all iterations."""
-    monkeypatch.chdir(ROOT)
-    full = load_profile(Path("profiles/tiny.yaml"))
-
-    def num_forward_evals(profile, name):
-        method, training = profile.run(name).method, profile.run(name).training
-        trees = (
-            method.tree.build(profile.sampling.steps, iteration, 101)
-            for iteration in range(training.iterations)
-        )
-        return sum(tree.num_forward_evals(training.num_generations) for tree in trees)
-
-    fifth = num_forward_evals(full, "g2rpo") / 5
-    assert fifth == 17_070
-    study = load_profile(Path("profiles/tiny.yaml"), load_study("development"))
-    counted = {name: num_forward_evals(study, name) for name in study.methods} | {
-        "": num_forward_evals(full, "g2rpo_coarse")
-    }
-    assert counted == pytest.approx(dict.fromkeys(counted, fifth), rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -51,34 +51,3 @@ def test_every_reason_is_needed_and_said():
     assert all(len(PUBLISHED["reasons"].get(reason, reason)) > 20 for reason in texts)
     assert set(PUBLISHED["reasons"]) <= set(texts)
     assert all(row["source"] or row["instead"] for row in PUBLISHED["rows"])
-
-
-def test_diffusion_nft_and_awm_of_stable_diffusion_3_5_are_their_own_papers():
-    """Not what Flow-Factory chose for FLUX.1, which the profiles extend."""
-    read = lambda name, entry: resolved_settings(
-        load_profile(ROOT / "profiles" / f"{name}.yaml"), entry
-    )
-    for name, rate in (
-        ("sd35_medium_hps_clip", 1e-5),
-        ("sd35_medium_lora_1gpu", 3e-4),
-        ("sd35_large_hps_clip", 1e-5),
-    ):
-        nft, awm = read(name, "diffusion_nft"), read(name, "awm")
-        assert [nft(f"objective.{key}") for key in ("times", "share", "kl_coef")] == [
-            9,
-            [0.0, 0.99],
-            1e-4,
-        ]
-        assert [awm(f"objective.{key}") for key in ("times", "kl_coef", "old_coef")] == [
-            6,
-            1e-4,
-            1.0,
-        ]
-        assert (nft("sampling.steps"), awm("sampling.steps")) == (10, 14) and nft(
-            "credit.deviation"
-        ) == awm("credit.deviation") == "batch"
-        assert nft("training.learning_rate") == awm("training.learning_rate") == rate
-    klein = load_profile(ROOT / "profiles" / "flux2_klein_4b_lora_1gpu.yaml")
-    assert {resolved_settings(klein, entry)("training.clip_range") for entry in klein.methods} == {
-        1e-5
-    }

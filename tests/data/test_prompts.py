@@ -74,7 +74,7 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
         (
             "utf16.txt",
             "a cat\n".encode("utf-16"),
-            "is not UTF-8 (byte 0xff at 0): save it as UTF-8",
+            "is not UTF-8 (byte 0xff at 0); save it as UTF-8",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from g2rpo_core.distributed.process_group import ProcessGroup, join
+from g2rpo_core.distributed.process_group import join
 from g2rpo_core.numerics.pins import read_processor
 from g2rpo_core.numerics.processes import describe_processor, device_of
 from tests.fixtures.errors import refused
@@ -57,25 +57,6 @@ def test_a_started_process_follows_the_launcher_that_its_environment_names(
     for name, value in {"WORLD_SIZE": "1", **environment}.items():
         monkeypatch.setenv(name, value)
     assert join(1)[0].size == 1 and followed == [parent]
-
-
-def test_prompts_that_cannot_be_shared_evenly_are_refused_in_one_line():
-    assert [ProcessGroup(rank, 3).share(6) for rank in range(3)] == [
-        range(2),
-        range(2, 4),
-        range(4, 6),
-    ]
-    with refused("prompts_per_iteration: 16 cannot be shared evenly by 3 processes: change one"):
-        ProcessGroup(0, 3).share(16)
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_gpu_is_the_default_only_where_there_is_one(monkeypatch, count):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(count))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    assert device_of(None).type == ("cuda" if count else "cpu") and device_of(
-        "cpu"
-    ) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,11 @@ from stages.report import SECTIONS
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 
-STUDIES = sorted(
-    path.parent.name for path in (ROOT / "studies").glob("*/results.parquet")
-)  # those that have run
+STUDIES = sorted(  # those that have run, without those of a task that has left
+    path.parent.name
+    for path in (ROOT / "studies").glob("*/results.parquet")
+    if "marks" not in path.parent.name
+)
 ABOUT = {
     "prompts": 50,
     "prompt_counts": "50 prompts",

@@ -13,7 +13,6 @@ from ruamel.yaml import YAML
 from scipy import stats
 
 from g2rpo_core.config import load_profile, load_study, profile_path, resolve
-from g2rpo_core.config.costs import cost_of_prompt
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS
 from g2rpo_core.inference.runs import find_weights
@@ -207,7 +206,7 @@ def test_a_base_that_another_study_has_built_is_not_built_again(study, monkeypat
     (built / "models" / "weights").write_text("fitted for minutes")
     monkeypatch.chdir(built)
     Repo().commit("models", force=True)
-    lend_models(asks, "tiny_marks")
+    lend_models(asks, "tiny_fresh")
     assert not (asks / "dvc.lock").exists()  # a base of another profile
     lend_models(asks, "tiny")
     monkeypatch.chdir(asks)
@@ -352,75 +351,6 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     (tmp_path / "runs.txt").write_text("run code\nbase-0/first-3 x\n")
     again = read_measured(compared, tmp_path / "results.parquet", tmp_path / "runs.txt")
     assert headline(build_page(compared, again, Title("several"))) == headline(page)
-
-
-def test_studies_over_bases_load_on_each_base(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    fresh = dict.fromkeys(("equal_compute", "dose", "ladder", "long"), "tiny_fresh")
-    for name, profile in (fresh | {"equal_compute_marks": "tiny_marks_fresh"}).items():
-        assert all(
-            load_study(f"{name}/base-{base}").profile == profile for base in load_study(name).bases
-        )
-
-
-@pytest.mark.parametrize(
-    "name, middle, within, costs",  # middle and share are the protocol's
-    [
-        (
-            "equal_compute",
-            21_900,
-            0.01,
-            [21973, 21930, 21930, 21878, 21850, 21898.5, 22048, 21976, 21978, 21870],
-        ),
-        (
-            "equal_compute_marks",
-            21_950,
-            0.01,
-            [21920, 21900, 21930, 21915, 22022.5, 21973, 21780, 22140, 21762],
-        ),
-        (
-            "ladder",
-            21_900,
-            0.04,
-            [
-                22032,
-                21620,
-                21868,
-                21216,
-                22560,
-                21744,
-                21942,
-                22200,
-                21910,
-                21840,
-                22275,
-                21812,
-                *(2 * [21930, 21850, 21877]),
-            ],
-        ),
-    ],
-)
-def test_a_study_at_equal_total_compute_costs_its_methods_what_its_protocol_says(
-    name, middle, within, costs, monkeypatch
-):
-    monkeypatch.chdir(ROOT)
-    study = load_study(name)
-    profile, totals = load_profile(profile_path(study.profile), study), []
-    for run in map(profile.run, study.methods):
-        count, group, prompts = (
-            run.training.iterations,
-            run.training.num_generations,
-            run.training.prompts_per_iteration,
-        )
-        evaluations = sum(
-            run.method.tree.build(run.sampling.steps, each).num_forward_evals(group)
-            for each in range(count)
-        )
-        totals.append(
-            prompts * count * cost_of_prompt(run)._replace(evaluations=evaluations / count).total
-        )
-    assert totals == pytest.approx(costs)
-    assert all(abs(total / middle - 1) < within for total in totals)
 
 
 def test_the_noise_of_a_rendering_is_its_own_and_stays():

@@ -1,35 +1,12 @@
-import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
 from g2rpo_core.config import load_study
 from studies import __main__ as studies
-from studies.committed import hashes_in, states, write_seconds
+from studies.committed import hashes_in, write_seconds
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import git
-
-STUDIES = sorted(
-    path.parent.name for path in (ROOT / "studies").glob("*/results.parquet")
-)  # those that have run
-KEPT = {
-    "README.md",
-    "params.yaml",
-    "results.parquet",
-    "runs.txt",
-    "reports/report.md",
-    "reports/forest.svg",
-}
-PROBED = {"gradients.json"}  # what was measured without training
-OWN = {
-    "dose": {"reward.py"},
-    "paper_over_bases": {"reward.py"},
-    "words": {"judges.py"},
-    "words_equal": {"equal_reward.py"},
-    "choices": PROBED,
-    "marks_choices": PROBED,
-    "equal_compute": PROBED,
-}
 
 
 def stage(out: str, md5: str, code: str = "c", eta: float = 0.7) -> dict:
@@ -42,40 +19,6 @@ def stage(out: str, md5: str, code: str = "c", eta: float = 0.7) -> dict:
         "params": {"reports/profile.yaml": {"eta": eta}},
         "outs": [{"path": out, "md5": md5}],
     }
-
-
-def lock(folder, **changes) -> pd.DataFrame:
-    """The hashes of a lock with the base and one run; changes: of the run's training."""
-    stages = {
-        "evaluate_base": stage("evaluations/base-0", "b"),
-        "train@g2rpo-1": stage("runs/g2rpo-1", **({"md5": "w"} | changes)),
-        "evaluate@g2rpo-1": stage("evaluations/g2rpo-1", "s"),
-    }
-    YAML().dump({"stages": stages}, folder / "dvc.lock")
-    return hashes_in(folder / "dvc.lock")
-
-
-def test_a_run_has_the_hashes_of_what_it_was_made_from_and_made(tmp_path):
-    found = lock(tmp_path)
-    assert found.weights.to_dict() == {"base-0": "-", "g2rpo-1": "w"}
-    assert found.scores.to_dict() == {"base-0": "b", "g2rpo-1": "s"}
-    for change, name in (
-        ({"code": "other"}, "code"),
-        ({"eta": 0.8}, "settings"),
-        ({"md5": "other"}, "weights"),
-    ):
-        other = lock(tmp_path, **change).loc["g2rpo-1"]
-        assert list(other.index[other != found.loc["g2rpo-1"]]) == [name]
-
-
-def test_other_code_with_the_same_weights_and_scores_is_equal(tmp_path):
-    before = lock(tmp_path)
-    assert states(before, lock(tmp_path, code="other")).to_dict() == {
-        "base-0": "equal",
-        "g2rpo-1": "equal     code",
-    }
-    assert states(before, lock(tmp_path, md5="other"))["g2rpo-1"] == "different weights"
-    assert states(before, before.loc[["base-0"]])["g2rpo-1"] == "missing"
 
 
 @pytest.fixture
@@ -139,20 +82,3 @@ def test_seconds_are_medians_and_those_of_runs_made_elsewhere_stay(tmp_path, mon
         "mix_grpo": {"seconds": 61.0, "runs": 8},
         "g2rpo": {"seconds": 7.0, "runs": 3},
     }
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_study_commits_its_settings_numbers_and_page_alone(name, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    listed = git(ROOT, "ls-files", f"studies/{name}").split()
-    assert {file.split("/", 2)[2] for file in listed} - {"seconds.json"} == KEPT | OWN.get(
-        name, set()
-    )
-    study = load_study(name)
-    assert set(study.methods) == set(study.entries)
-    runs = [
-        line.split()[0]
-        for line in (ROOT / "studies" / name / "runs.txt").read_text().splitlines()[1:]
-    ]
-    named = ["base-0", *(f"{method}-{seed}" for method in study.methods for seed in study.seeds)]
-    assert runs == ([f"base-{base}/{run}" for base in study.bases for run in named] or named)

@@ -3,8 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from studies.words_equal.equal_reward import at_equal_reward, read_at
 
@@ -41,22 +39,3 @@ def test_the_level_is_what_both_reach_and_gains_are_counted_from_each_start():
 def test_a_run_that_never_gains_differs_by_nothing():
     found = compared([(0.5, 0.7), (0.4, 0.1)], [(0.5, 0.7), (0.9, 0.2)])
     assert (found.level, found.difference) == (0, 0)
-
-
-points = st.lists(
-    st.tuples(*[st.floats(0, 1, width=16)] * 2),
-    min_size=2,
-    max_size=6,
-)
-
-
-@given(points, points)
-def test_the_order_of_two_entries_turns_the_sign_alone(first, second):
-    there, back = compared(first, second), compared(second, first)
-    assert there.level == back.level
-    assert there.difference == pytest.approx(-back.difference)
-
-
-@given(points)
-def test_an_entry_does_not_differ_from_itself(values):
-    assert compared(values, values).difference == 0
