@@ -18,10 +18,8 @@ from g2rpo_core.rewards.registry import (
     REWARDS,
     SPECS,
     code_of,
-    compares,
     load,
     max_missing,
-    refuse_comparing,
     settings_of,
 )
 from g2rpo_core.rewards.remote import RemoteReward
@@ -112,17 +110,15 @@ def _echo_lowest(table: pd.DataFrame, name: str, count: int) -> None:
 
 
 def _resolve(reward: list[str], section: Section) -> list[str]:
-    """Return the rewards' names; UserError for one that is unknown or compares images.
+    """Return the rewards' names; UserError for one that is unknown.
 
     reward: each a name, or several with commas between them.
     """
     reward = [name.strip() for given in reward for name in given.split(",")]
-    any_image = [spec.name for spec in SPECS if not spec.tasks_only and not compares(spec.name)]
+    any_image = [spec.name for spec in SPECS if not spec.tasks_only]
     any_image += [name for name in section if name not in REWARDS]
     names = [resolve_alias(name) for name in reward]
     for given, name in zip(reward, names):
-        if compares(name):
-            raise UserError(refuse_comparing(f"--reward {given}", name, section))
         if name not in any_image:
             aliases = [alias for spec in SPECS for alias in spec.aliases]
             raise UserError(

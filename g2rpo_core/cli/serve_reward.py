@@ -104,8 +104,6 @@ def load_served(
         raise UserError(
             f"--reward {asked}: unknown; there are {', '.join(registry.labels(section))}"
         )
-    if registry.compares(name):
-        raise UserError(registry.refuse_comparing(f"--reward {asked}", name, section))
     # clients may use this same profile, with its `server`; here the reward itself is computed
     own = {key: value for key, value in section.get(name, {}).items() if key != "server"}
     if name not in registry.REWARDS and "class" not in own:

@@ -25,10 +25,7 @@ from g2rpo_core.numerics.pins import Numerics
 from g2rpo_core.rewards.registry import (
     ALIASES,
     REWARDS,
-    compares,
-    measured_by,
     models_of,
-    refuse_comparing,
     settings_of,
 )
 from g2rpo_core.sampling.settings import SamplingSettings
@@ -183,7 +180,6 @@ class Profile(Settings):
         yield from self._problems_of_rewards(
             "evaluation.rewards", self.evaluation.rewards, self.prompts.test
         )
-        yield from self._problems_of_comparing("evaluation.rewards", self.evaluation.rewards)
         yield from self._problems_of_size("evaluation", self.evaluation)
         yield from self._problems_of_size("sampling", self.sampling)
         yield from self._problems_of_task("evaluation", self.evaluation, self.evaluation.rewards)
@@ -272,26 +268,16 @@ class Profile(Settings):
             yield from self._problems_of_rewards(
                 f"{where}.monitor.rewards", training.monitor.rewards, self.prompts.test
             )
-            yield from self._problems_of_comparing(
-                f"{where}.monitor.rewards", training.monitor.rewards
-            )
         # training rewards are also measured on held-out prompts
         if own or training.rewards != self.training.rewards:
             yield from self._problems_of_rewards(
                 f"{where}.rewards", training.rewards, self.prompts.test
             )
-            judges = (
-                attempt(partial(measured_by, training.rewards, self.rewards), ValueError)[0] or {}
-            )
-            if unjudged := [reward for reward in judges if reward not in self.evaluation.rewards]:
+            unjudged = [name for name in training.rewards if name not in self.evaluation.rewards]
+            if unjudged:
                 yield (
                     f"{where}.rewards: {unjudged[0]} is not among evaluation.rewards, "
                     "and the report compares by what was trained on: add it there"
-                )
-            if all(compares(reward) for reward in (*training.rewards, *training.monitor.rewards)):
-                yield (
-                    f"{where}.monitor.rewards: {', '.join(training.rewards)} compares images "
-                    "of a group: name one that scores held-out images"
                 )
         if self.numerics == "portable" and training.parallel.compile:
             yield (
@@ -337,14 +323,6 @@ class Profile(Settings):
                 f"{settings.height} x {settings.width}): "
                 "set height and width to it, or remove the reward"
             )
-
-    def _problems_of_comparing(self, where: str, rewards) -> Iterator[str]:
-        for reward in rewards:
-            if (
-                compares(reward)
-                and not attempt(partial(settings_of, self.rewards, reward), ValueError)[1]
-            ):
-                yield refuse_comparing(where, reward, self.rewards)
 
     def _problems_of_rewards(self, where: str, rewards, source: str | HubPrompts) -> Iterator[str]:
         known = dict.fromkeys([*REWARDS, *self.rewards])

@@ -339,11 +339,8 @@ def _seconds(work: Work, ms: float) -> dict[str, float]:
     flops = work.flops(training=False)
     per_flop = ms / 1e3 / flops
     decoded = work.decoding_cost().flops * -(-work.scored // work.sampling.decode_batch)
-    calls = {
-        name: _calls_per_image(work, name) for name in work.training.rewards if name in work.sizes
-    }
     scored = work.scored * sum(
-        times * work.sizes[name].flops_per_image for name, times in calls.items()
+        work.sizes[name].flops_per_image for name in work.training.rewards if name in work.sizes
     )
     on_host = work.scored * sum(_host_seconds(work.profile, name) for name in work.training.rewards)
     trained = work.trained * work.forward_evals
@@ -445,12 +442,6 @@ def _host_seconds(profile: Profile, reward: str) -> float:
 
 def _is_counted(work: Work, reward: str) -> bool:
     return reward in work.sizes or _host_seconds(work.profile, reward) > 0
-
-
-def _calls_per_image(work: Work, reward: str) -> float:
-    """Return a reward's model calls per image: 1, or its comparisons within the group."""
-    calls = REWARDS[reward].calls_in_group
-    return calls(settings_of(work.profile.rewards, reward), work.group) if calls else 1
 
 
 def _whole(value: float) -> float:

@@ -41,7 +41,7 @@ from g2rpo_core.numerics.portable import in_use
 from g2rpo_core.numerics.processes import version_of
 from g2rpo_core.reporting import tables
 from g2rpo_core.reporting.tables import Run, Weights
-from g2rpo_core.rewards.registry import labels, measured_by
+from g2rpo_core.rewards.registry import labels
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.drift import history
 
@@ -121,11 +121,8 @@ class Compared:
 
     @cached_property
     def trained_on(self) -> dict[str, Mapping[str, float]]:
-        """Return the weights of every entry's training rewards; a comparing one by its judge."""
-        return {
-            name: measured_by(self.entries[name].training.rewards, self.settings.rewards)
-            for name in self.names
-        }
+        """Return the weights of every entry's training rewards."""
+        return {name: self.entries[name].training.rewards for name in self.names}
 
     @cached_property
     def weights(self) -> Weights:
@@ -138,7 +135,7 @@ class Compared:
     def first_weights(self) -> Mapping[str, float]:
         """Return the first run's training rewards; the profile's if they are not known."""
         first = next(iter(self.weights.values()))
-        return first or measured_by(self.settings.training.rewards, self.settings.rewards)
+        return first or self.settings.training.rewards
 
     @property
     def stated_weights(self) -> Weights:

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from g2rpo_core.rewards import (
     hpsv3,
     image_reward,
     ocr,
-    pairwise,
     similarity,
     unified_reward,
 )
@@ -177,7 +176,6 @@ SPECS: tuple[RewardSpec, ...] = (
     image_reward.SPEC,
     unified_reward.SPEC,
     hpsv3.SPEC,
-    pairwise.SPEC,
     ocr.SPEC,
     geneval.SPEC,
     # scores images of tiny tasks exactly: it has no weights, so it cannot be hacked as a learned
@@ -214,26 +212,6 @@ def settings_of(section: Section, name: str) -> RewardSettings:
 def models_of(section: Section, name: str) -> tuple[str, ...]:
     """Return which of the profile's models a reward reads."""
     return REWARDS[name].models if name in REWARDS and not settings_of(section, name).remote else ()
-
-
-def compares(name: str) -> bool:
-    """Tell whether a reward compares images within a group and cannot score single ones."""
-    return name in REWARDS and REWARDS[name].calls_in_group is not None
-
-
-def refuse_comparing(where: str, name: str, section: Section) -> str:
-    """Return why a reward that `compares` cannot be used where single images are scored."""
-    judge = getattr(settings_of(section, name), "judged_by", "")
-    return f"{where}: {name} compares images of a group: train on it, evaluate by {judge}"
-
-
-def measured_by(weights: Mapping[str, float], section: Section) -> dict[str, float]:
-    """Return training rewards and weights; one that `compares` is replaced by its judge."""
-    measured: dict[str, float] = {}
-    for name, weight in weights.items():
-        judge = getattr(settings_of(section, name), "judged_by", "") if compares(name) else name
-        measured[judge] = measured.get(judge, 0.0) + weight
-    return measured
 
 
 def labels(section: Section) -> dict[str, str]:

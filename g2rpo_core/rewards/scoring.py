@@ -10,7 +10,7 @@ import torch
 from g2rpo_core.data.prompts import Prompt, note_longer
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards.preprocess import Images
-from g2rpo_core.rewards.spec import GroupReward, Reward, RewardWithReasons
+from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
 
 class Scores(NamedTuple):
@@ -23,29 +23,18 @@ class Scores(NamedTuple):
 
 
 def score_all(
-    rewards: Mapping[str, Reward],
-    images: torch.Tensor,
-    prompts: Sequence[str],
-    group: int | None = None,
+    rewards: Mapping[str, Reward], images: torch.Tensor, prompts: Sequence[str]
 ) -> Scores:
-    """Score every image [N, 3, H, W] with every reward, with reasons for missing scores.
-
-    group: size of the groups of consecutive images, for a `GroupReward`, which raises UserError
-    without it.
-    """
-    values, reasons = zip(
-        *(score_one(reward, images, prompts, group) for reward in rewards.values())
-    )
+    """Score every image [N, 3, H, W] with every reward, with reasons for missing scores."""
+    values, reasons = zip(*(score_one(reward, images, prompts) for reward in rewards.values()))
     stacked = torch.stack([scores.float().to(images.device) for scores in values])
     return Scores(stacked.masked_fill(~stacked.isfinite(), math.nan), list(reasons))
 
 
 def score_one(
-    reward: Reward, images: Images, prompts: Sequence[str], group: int | None = None
+    reward: Reward, images: Images, prompts: Sequence[str]
 ) -> tuple[torch.Tensor, list[str | None]]:
     """Score images with one reward: scores [N], and reasons, at least for those not finite."""
-    if group is not None and isinstance(reward, GroupReward):
-        return reward.score_groups(images, prompts, group)
     if isinstance(reward, RewardWithReasons):
         return reward.score_with_reasons(images, prompts)
     scores = reward(images, prompts)

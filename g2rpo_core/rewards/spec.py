@@ -52,19 +52,6 @@ class RewardWithReasons(Protocol):
     ) -> tuple[torch.Tensor, list[str | None]]: ...
 
 
-@runtime_checkable
-class GroupReward(Protocol):
-    """A reward that compares the images of a group, so that an image has no score by itself.
-
-    images: N, of which each `group` in a row are one group, for one prompt. Return scores [N], NaN
-    where one is missing, and reasons.
-    """
-
-    def score_groups(
-        self, images: Images, prompts: Sequence[str], group: int
-    ) -> tuple[torch.Tensor, list[str | None]]: ...
-
-
 Connections = Annotated[int, Field(gt=0, le=10_000)]
 
 
@@ -112,18 +99,6 @@ class RewardServerSettings(ServerSettings):
     images: Literal["float32", "png"] = Field(
         "float32",
         description="How tensors are sent: exactly (`float32`), or rounded to 8 bits (`png`).",
-    )
-
-
-class ChatServerSettings(ServerSettings):
-    """A server with OpenAI's chat completions, such as vLLM's or SGLang's.
-
-    Its url ends in the API's version, such as /v1.
-    """
-
-    model: str = Field(description="Name of the model at the server.")
-    concurrency: Connections = Field(
-        16, description="Concurrent requests; such servers batch them."
     )
 
 
@@ -228,11 +203,6 @@ class RewardSpec:
     aliases: tuple[str, ...] = ()
     tasks_only: bool = False
     """Whether it only knows captions and images of tiny tasks."""
-    calls_in_group: Callable[[Any, int], float] | None = None
-    """Calls of its model per image, from its settings and the group's size; None: scored alone.
-
-    Of a `GroupReward`, whose settings have `judged_by`.
-    """
     requires: tuple[str, ...] = ()
     """Modules that it needs unless `remote`; the package's extra of the reward's name has them."""
     problem_of_prompt: Callable[[str], str | None] = lambda prompt: None

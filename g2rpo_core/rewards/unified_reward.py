@@ -42,8 +42,7 @@ TEMPLATES = {"final_score.v1": ("Final Score:",), "word_axes.v1": AXES, "axes.v1
 LOWEST, HIGHEST = 1.0, 5.0
 FAMILIES = ("qwen2_5_vl", "llava_onevision")
 Answers = list[str | Exception]  # an answer, or why there is none
-Shown = Sequence[Sequence[torch.Tensor]]  # the images [3, H, W] uint8 of every question
-Ask = Callable[[Shown, Sequence[str]], Answers]
+Ask = Callable[[Sequence[torch.Tensor], Sequence[str]], Answers]  # images [3, H, W] uint8
 
 
 class UnifiedRewardServerSettings(RewardServerSettings):
@@ -123,17 +122,9 @@ def parse(template: str, answer: str) -> float:
     return sum(values) / len(values)
 
 
-def conversation(text: str, images: int = 1) -> list[dict]:
-    """Return images and a question about them in the form of chat templates."""
-    return [
-        {
-            "role": "user",
-            "content": [
-                *({"type": "image"} for _ in range(images)),
-                {"type": "text", "text": text},
-            ],
-        }
-    ]
+def conversation(text: str) -> list[dict]:
+    """Return an image and a question about it in the form of chat templates."""
+    return [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
 
 
 def control_words_of(processor) -> re.Pattern[str]:
@@ -160,8 +151,7 @@ class UnifiedReward:
         """Return scores [N], and for each NaN the failure, or what is wrong with the answer."""
         check_pairs(images, prompts)
         answers = self.ask(
-            [[image] for image in eight_bit(images)],
-            [question(self.template, prompt) for prompt in prompts],
+            eight_bit(images), [question(self.template, prompt) for prompt in prompts]
         )
         scores, reasons = zip(*(self._read(answer) for answer in answers))
         return torch.tensor(scores), list(reasons)
@@ -176,10 +166,9 @@ class UnifiedReward:
 
 
 class InProcess:
-    """Ask a model in this process, greedily, about one or several images at once.
+    """Ask a model in this process, greedily.
 
-    folder: of a transformers model of one of FAMILIES; reward: whose settings a mistake names;
-    micro_batch: questions in one call.
+    folder: of a transformers model of one of FAMILIES; micro_batch: questions in one call.
     """
 
     def __init__(
@@ -189,17 +178,14 @@ class InProcess:
         micro_batch: int,
         max_new_tokens: int,
         dtype: str = "auto",
-        reward: str = "unified_reward",
     ):
-
         model_type = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True
         ).model_type
         if model_type not in FAMILIES:
             raise UserError(
                 f"{folder}: is a model of type {model_type!r}, but only {', '.join(FAMILIES)} can "
-                "run in this process; "
-                f"serve it and set rewards.{reward}.server"
+                "run in this process; serve it and set rewards.unified_reward.server"
             )
         # Straight onto the device: each process of a node would hold all weights on the host at the
         # same time
@@ -217,20 +203,23 @@ class InProcess:
         self.micro_batch, self.max_new_tokens = micro_batch, max_new_tokens
 
     @torch.no_grad()
-    def __call__(self, shown: Shown, questions: Sequence[str]) -> Answers:
+    def __call__(self, images: Sequence[torch.Tensor], questions: Sequence[str]) -> Answers:
         answers = []
-        for start in range(0, len(shown), self.micro_batch):
+        for start in range(0, len(images), self.micro_batch):
             part = slice(start, start + self.micro_batch)
             texts = [
                 self.processor.apply_chat_template(
-                    conversation(plain(text, self.words), len(images)),
+                    conversation(plain(text, self.words)),
                     add_generation_prompt=True,
                     tokenize=False,
                 )
-                for text, images in zip(questions[part], shown[part])
+                for text in questions[part]
             ]
             inputs = self.processor(
-                text=texts, images=list(map(list, shown[part])), padding=True, return_tensors="pt"
+                text=texts,
+                images=[[image] for image in images[part]],
+                padding=True,
+                return_tensors="pt",
             )
             inputs = inputs.to(self.model.device, self.model.dtype)
             made = self.model.generate(
@@ -248,33 +237,26 @@ class InProcess:
 
 
 class ChatServer:
-    """ask(the images of N questions, N questions) -> N answers in order.
+    """ask(N images, N questions) -> N answers in order.
 
-    Unanswered stands where every try failed. reward: whose settings a mistake names. UserError if
-    the server refuses every request: wrong key, model or address.
+    Unanswered stands where every try failed. UserError if the server refuses every request: wrong
+    key, model or address.
     """
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        model: str,
-        max_new_tokens: int,
-        reward: str = "unified_reward",
-    ):
+    def __init__(self, settings: ServerSettings, model: str, max_new_tokens: int):
         self.model, self.max_new_tokens = model, max_new_tokens
-        self.client = HttpClient(settings, f"rewards.{reward}.server", f" with model {model!r}")
+        where = "rewards.unified_reward.server"
+        self.client = HttpClient(settings, where, f" with model {model!r}")
 
-    def __call__(self, shown: Shown, questions: Sequence[str]) -> Answers:
-        # An image of many questions is encoded once
-        different = {id(image): image for images in shown for image in images}
-        urls = dict(zip(different, self.client.together(_url, list(different.values()))))
-        return self.client.together(
-            self._ask, [[urls[id(image)] for image in images] for images in shown], questions
-        )
+    def __call__(self, images: Sequence[torch.Tensor], questions: Sequence[str]) -> Answers:
+        return self.client.together(self._ask, images, questions)
 
-    def _ask(self, urls: Sequence[str], question: str) -> str | Exception:
-        content: list[dict] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-        content.append({"type": "text", "text": question})
+    def _ask(self, image: torch.Tensor, question: str) -> str | Exception:
+        url = as_png(transforms().to_pil_image(image))
+        content = [
+            {"type": "image_url", "image_url": {"url": url}},
+            {"type": "text", "text": question},
+        ]
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": content}],
@@ -300,11 +282,6 @@ class ChatServer:
         if finished == "length":
             raise Unanswered(f"cut at max_new_tokens {self.max_new_tokens}: {text[-200:]!r}")
         return text
-
-
-def _url(image: torch.Tensor) -> str:
-
-    return as_png(transforms().to_pil_image(image))
 
 
 def unified_reward(

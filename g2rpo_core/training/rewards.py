@@ -23,7 +23,7 @@ def load_rewards(
 ) -> tuple[dict[str, Reward], dict[str, Reward]]:
     """Load the rewards that are trained on, and those that score held-out images.
 
-    The latter are all of both, except rewards that compare images.
+    The latter are all of both.
     """
     # Each once, whether trained on, measured or both: a scorer may take gigabytes
     loaded = registry.load(
@@ -33,8 +33,7 @@ def load_rewards(
         section,
         runtime,
     )
-    monitored = {reward: loaded[reward] for reward in loaded if not registry.compares(reward)}
-    return {reward: loaded[reward] for reward in training.rewards}, monitored
+    return {reward: loaded[reward] for reward in training.rewards}, loaded
 
 
 def say_what_is_cut(

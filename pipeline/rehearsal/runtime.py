@@ -180,7 +180,7 @@ def build_reward(name: str, models: ModelStore, device: torch.device, section: S
     spec = registry.REWARDS.get(name)
     if spec is None or spec.size is None or registry.settings_of(section, name).remote:
         return lambda images, prompts: torch.zeros(len(prompts))
-    if name in ("unified_reward", "hpsv3", "pairwise", "geneval"):
+    if name in ("unified_reward", "hpsv3", "geneval"):
         return build_by_size(spec.size, device)
     # The model of a package is as large as our own
     own = {key: value for key, value in section.get(name, {}).items() if key != "backend"}

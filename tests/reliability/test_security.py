@@ -152,7 +152,7 @@ def test_a_key_is_in_no_message_even_where_the_server_repeats_it(status, monkeyp
             ServerSettings(url=served.url, tries=1, backoff=0, key_variable="REWARD_KEY"), "m", 8
         )
         try:
-            said = str(ask([[torch.zeros(3, 4, 4, dtype=torch.uint8)]], ["how red?"])[0])
+            said = str(ask([torch.zeros(3, 4, 4, dtype=torch.uint8)], ["how red?"])[0])
         except UserError as error:
             said = str(error)
     assert said and CANARY not in said and "key of REWARD_KEY" in said

@@ -323,8 +323,6 @@ SERVER = {"server": {"url": "http://localhost:8700"}}
 
 def test_every_reward_can_come_from_a_server_and_then_needs_no_model():
     for name in registry.REWARDS:
-        if registry.compares(name):  # the protocol has no groups
-            continue
         settings = registry.settings_of({name: SERVER}, name)
         assert settings.remote and settings.score_server.url == "http://localhost:8700"
         assert registry.models_of({name: SERVER}, name) == ()
