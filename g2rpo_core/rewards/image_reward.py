@@ -222,7 +222,7 @@ def _build(models: ModelStore, device: torch.device, settings: ImageRewardSettin
     folder, tokenizer = models.folder("image_reward"), models.folder("image_reward_tokenizer")
     if settings.backend == "image-reward":
         packages.check_installed("image-reward", "rewards.image_reward.backend")
-        return packages.PackageReward(packages.image_reward(folder, tokenizer, device))
+        return packages.as_reward(packages.image_reward(folder, tokenizer, device))
     return image_reward(folder, tokenizer, device, settings)
 
 

@@ -146,9 +146,8 @@ def hps(
 def _build_hps(models: ModelStore, device: torch.device, settings: HPSSettings) -> Reward:
     if settings.backend == "hpsv2":
         packages.check_installed("hpsv2", "rewards.hps.backend")
-        return packages.PackageReward(
-            packages.hpsv2(models.folder("hps"), models.entry("hps")["architecture"], device),
-            rgb_first=True,
+        return packages.as_reward(
+            packages.hpsv2(models.folder("hps"), models.entry("hps")["architecture"], device)
         )
     return hps(models.folder("hps"), device, models.entry("hps")["architecture"], settings)
 

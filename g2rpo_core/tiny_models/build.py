@@ -29,7 +29,6 @@ from g2rpo_core.rewards.unified_reward import UnifiedRewardSettings, unified_rew
 from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tasks.task import Task
-from g2rpo_core.tiny_models import hpsv3
 from g2rpo_core.tiny_models.clip import (
     HPS_ARCHITECTURE,
     open_clip_towers,
@@ -228,7 +227,6 @@ BUILDERS: dict[str, Callable[[Path, Scorer], tuple[Callable, dict]]] = {
     "image_reward": _image_reward,
     "hps": _hps,
     "unified_reward": _unified_reward,
-    "hpsv3": hpsv3.build,
     "clip_score": _clip_score,
     "pickscore": _pickscore,
 }

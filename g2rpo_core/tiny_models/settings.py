@@ -111,7 +111,6 @@ class BuiltModels(Settings):
     pickscore: FitSettings | None = None
     image_reward: FitSettings | None = None
     unified_reward: FitSettings | None = None
-    hpsv3: FitSettings | None = None
 
     @model_validator(mode="after")
     def _has_one_base(self):

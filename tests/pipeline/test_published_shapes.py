@@ -26,8 +26,9 @@ from transformers import (
 from g2rpo_core.architectures.flux import TRANSFORMER
 from g2rpo_core.rewards.hpsv3 import RENAMED, SPEC, HPSv3Model
 from g2rpo_core.rewards.image_reward import from_checkpoint
-from g2rpo_core.rewards.packages import hpsv3_model, image_reward_model
+from g2rpo_core.rewards.packages import image_reward_model
 from pipeline.rehearsal.inputs import PICKSCORE
+from tests.fixtures.hpsv3_package import hpsv3_model
 
 pytestmark = pytest.mark.pipeline
 

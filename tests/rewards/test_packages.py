@@ -1,24 +1,20 @@
-"""Scores by the packages that people cite, through the registry and `g2rpo score`."""
+"""Scores by the packages that people cite."""
 
 import importlib.util
 import logging
 import re
 import warnings
 
-import pandas as pd
 import pytest
 import torch
 from torchvision.transforms.v2 import functional as TF
 
-from g2rpo_core.cli.main import main
-from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.image_reward import image_reward
 from tests.conftest import ROOT
-from tests.fixtures.commands import run_here
 from tests.fixtures.errors import refused
-from tests.fixtures.images import IMAGES, PROMPTS, SEEN, folder_to_score, photograph
+from tests.fixtures.images import IMAGES, PROMPTS, SEEN, photograph
 
 BACKENDS = {"hps": "hpsv2", "image_reward": "image-reward"}
 CPU = torch.device("cpu")
@@ -28,22 +24,19 @@ SECTION = {name: {"backend": backend} for name, backend in BACKENDS.items()}
 @pytest.mark.pipeline
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_package_and_our_own_code_give_one_score(models, name):
+    """Also of a prompt that is cut, and of an image whose longer side is the model's."""
     native = rewards.load([name], models)[name]
-    files = list(IMAGES.values())
-    before = [*warnings.filters], logging.getLogger().level, [*logging.getLogger().handlers]
+    logs = logging.getLogger()
+    state = lambda: ([*warnings.filters], logs.level, [*logs.handlers])
+    before = state()
     package = rewards.load([name], models, section=SECTION)[name]
-    assert (
-        [*warnings.filters],
-        logging.getLogger().level,
-        [*logging.getLogger().handlers],
-    ) == before
-    theirs = package(files, PROMPTS)
-    assert theirs.shape == (8,) and theirs.dtype == torch.float32 and theirs.std() > 1e-4
-    torch.testing.assert_close(theirs, native(files, PROMPTS), rtol=0, atol=1e-5)
-    group = [PROMPTS[0]] * 3 + PROMPTS[
-        :5
-    ]  # the images of a prompt come together, as from a rollout
-    torch.testing.assert_close(package(files, group), native(files, group), rtol=0, atol=1e-5)
+    assert state() == before
+    files = [*IMAGES.values(), photograph(32, 19), photograph(13, 32)]
+    group = [PROMPTS[0]] * 3 + PROMPTS[1:6]  # the images of a prompt come together
+    for prompts in ([*PROMPTS, *PROMPTS[:2]], [*group, *[" ".join(PROMPTS)] * 2]):
+        theirs = package(files, prompts)
+        assert theirs.shape == (10,) and theirs.dtype == torch.float32 and theirs.std() > 1e-4
+        torch.testing.assert_close(theirs, native(files, prompts), rtol=0, atol=1e-5)
     for absent in ("clip", "clint", "datasets", "fairscale"):
         assert importlib.util.find_spec(absent) is None  # what stood in for them is gone
 
@@ -57,13 +50,7 @@ def test_a_package_gets_tensors_as_files_of_8_bits(models, name):
         [TF.to_dtype(TF.pil_to_tensor(file), torch.float32, scale=True) for file in files]
     )
     between = (exact + 0.4 / 255).clamp(0, 1)  # what a decoder makes is no multiple of 1/255
-    torch.testing.assert_close(
-        package(between, PROMPTS[:4]), package(files, PROMPTS[:4]), rtol=0, atol=0
-    )
-    native = rewards.load([name], models)[name](between, PROMPTS[:4])
-    assert 1e-7 < (package(between, PROMPTS[:4]) - native).abs().max() < 0.05
-    with pytest.raises(ValueError, match="4 images and 8 prompts"):
-        package(files, PROMPTS)
+    assert torch.equal(package(between, PROMPTS[:4]), package(files, PROMPTS[:4]))
 
 
 def test_a_package_in_bfloat16_is_refused():
@@ -72,15 +59,12 @@ def test_a_package_in_bfloat16_is_refused():
         match="rewards.hps.backend: hpsv2 computes only in float32; leave out dtype: bfloat16",
     ):
         rewards.settings_of({"hps": {"backend": "hpsv2", "dtype": "bfloat16"}}, "hps")
-    with pytest.raises(
-        ValueError, match="rewards.image_reward.backend: Input should be 'native' or 'image-reward'"
-    ):
-        rewards.settings_of({"image_reward": {"backend": "hpsv2"}}, "image_reward")
 
 
 def test_the_versions_are_those_that_make_installs():
     lock = (ROOT / "requirements-parity.lock").read_text()
-    assert dict(re.findall(r"(?m)^([\w-]+)==([\d.]+)", lock)) == packages.VERSIONS
+    locked = dict(re.findall(r"(?m)^([\w-]+)==([\d.]+)", lock))
+    assert packages.VERSIONS.items() <= locked.items()
 
 
 def test_a_package_that_is_not_there_or_another_says_what_to_install(models, monkeypatch):
@@ -93,52 +77,17 @@ def test_a_package_that_is_not_there_or_another_says_what_to_install(models, mon
 
 
 @pytest.mark.pipeline
-def test_g2rpo_score_by_the_packages(models, tmp_path):
-    folder_to_score(tmp_path)
-    backends = "rewards: {hps: {backend: hpsv2}, image_reward: {backend: image-reward}}"
-    (tmp_path / "profiles" / "cited.yaml").write_text(f"extends: tiny\n{backends}\n")
-    for name in ("tiny", "cited"):
-        both = ["--reward", "hps", "--reward", "image_reward", "--prompts", "prompts.txt"]
-        words = ["--profile", name, "--models", models, "--out", f"{name}.parquet", "images"]
-        done = run_here(main, "score", *both, *words, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-    ours, cited = (pd.read_parquet(tmp_path / f"{name}.parquet") for name in ("tiny", "cited"))
-    for name in BACKENDS:
-        assert (
-            cited[name].tolist() == pytest.approx(ours[name].tolist(), abs=1e-5)
-            and cited[name].notna().all()
-        )
-
-
-@pytest.mark.pipeline
-def test_hps_equals_hpsv2(models):
-    store = ModelStore(models)
-    published = packages.hpsv2(store.folder("hps"), store.entry("hps")["architecture"], CPU)
-    theirs = torch.tensor(
-        [published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)]
-    )
-    ours = rewards.load(["hps"], models)["hps"](list(IMAGES.values()), PROMPTS)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    assert theirs.std() > 1e-3
-    with pytest.raises(RuntimeError, match="4 channels"):  # what hpsv2 cannot score, we do on white
-        published(PROMPTS[0], [IMAGES["transparent"]])
-
-
-@pytest.mark.pipeline
 def test_image_reward_equals_image_reward(models, tmp_path):
     """With weights far from a start's, so that every layer matters."""
-    tokenizer, med_config = (
-        models / "image_reward_tokenizer",
-        models / "image_reward" / "med_config.json",
-    )
+    tokenizer = models / "image_reward_tokenizer"
     weights = torch.load(models / "image_reward" / "ImageReward.pt", weights_only=True)
     generator = torch.Generator().manual_seed(0)
     for key, value in weights.items():
         if value.is_floating_point():
             weights[key] = value + 0.1 * torch.randn(value.shape, generator=generator)
     torch.save(weights, tmp_path / "ImageReward.pt")
-    (tmp_path / "med_config.json").write_text(med_config.read_text())
-
+    med_config = (models / "image_reward" / "med_config.json").read_text()
+    (tmp_path / "med_config.json").write_text(med_config)
     published = packages.image_reward(tmp_path, tokenizer, CPU)
     theirs = torch.tensor(
         [published(prompt, [image])[0] for image, prompt in zip(SEEN.values(), PROMPTS)]
