@@ -18,9 +18,9 @@ from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.addresses import names_of, on_loopback
-from g2rpo_core.rewards.registry import CustomRewardSettings
+from g2rpo_core.rewards.reward_protocol import Health
 from g2rpo_core.rewards.reward_server import Served, describe, make_app
-from g2rpo_core.rewards.spec import Section
+from g2rpo_core.rewards.spec import Reward, Section
 
 STOPS_WITHIN = 30  # seconds that open requests have after a stop signal
 # Seconds that a quiet connection stays open: longer than at clients, who would ask on a closed one
@@ -39,33 +39,34 @@ def serve_reward(
     key_variable: str | None,
 ) -> None:
     """Check the options, then serve; UserError before the model is loaded."""
-    key = read_key(key_variable)
+    key = os.environ.get(key_variable or "")
+    if key_variable and not key:
+        raise UserError(f"--key-variable {key_variable}: is not set in the environment")
     with listen(host, port) as listener:
-        served = load_served(
-            reward,
-            read_rewards(profile, models, published),
-            device_of(device),
-            key,
-            names_of(host),
-            max_request_mib,
+        name, on = resolve_alias(reward), device_of(device)
+        made, health = load(reward, name, read_rewards(profile, models, published), on)
+        spec = registry.REWARDS.get(name)
+        served = Served(
+            made,
+            health,
+            on,
+            tensors=spec is None or spec.tasks_only,
+            most_bytes=max_request_mib * 2**20,
+            key=key,
+            names=names_of(host),
+            problem_of_image=spec.problem_of_image if spec else Served.problem_of_image,
         )
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if not on_loopback(host):
-            who = (
-                "the key travels unencrypted, and anyone with it"
-                if key
-                else "no key is needed: anyone"
-            )
+            who = "the key travels unencrypted, and anyone with it"
+            who = who if key else "no key is needed: anyone"
             echo(
                 f"note: {host} can be reached from outside; {who} who reaches it can have images "
                 "scored",
                 file=sys.stderr,
             )
-        health = served.health
         note = f" ({health.note})" if health.note else ""
-        echo(
-            f"{url} serves {health.reward}: {health.label}{note}, version {health.version}",
-        )
+        echo(f"{url} serves {health.reward}: {health.label}{note}, version {health.version}")
         answer(served, listener)
     echo("stopped")
 
@@ -87,23 +88,17 @@ def answer(served: Served, listener: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def load_served(
-    asked: str,
-    read: tuple[Section, Place],
-    device: torch.device,
-    key: str | None,
-    hosts: list[str],
-    mib: int,
-) -> Served:
+def load(
+    asked: str, name: str, read: tuple[Section, Place], device: torch.device
+) -> tuple[Reward, Health]:
     """Load and describe a reward; UserError if it is unknown or only a server computes it.
 
     read: the section `rewards` and where models are, as of `read_rewards`.
     """
-    name, (section, place) = resolve_alias(asked), read
-    if name not in registry.labels(section):
-        raise UserError(
-            f"--reward {asked}: unknown; there are {', '.join(registry.labels(section))}"
-        )
+    section, place = read
+    named = registry.labels(section)
+    if name not in named:
+        raise UserError(f"--reward {asked}: unknown; there are {', '.join(named)}")
     # clients may use this same profile, with its `server`; here the reward itself is computed
     own = {key: value for key, value in section.get(name, {}).items() if key != "server"}
     if name not in registry.REWARDS and "class" not in own:
@@ -112,32 +107,17 @@ def load_served(
             f"set `class` in rewards.{name} to its code"
         )
     settings = registry.settings_of({name: own}, name)
-    decides = settings.model_dump(
-        mode="json", exclude={"micro_batch", "max_missing", "server", "label"}
-    )
     folder = folder_of_rewards([name], {name: own}, place)
     reward = registry.load([name], folder, device, {name: own})[name]
     # Describe it by all that decides its scores
+    decides = settings.model_dump(
+        mode="json", exclude={"micro_batch", "max_missing", "server", "label"}
+    )
     entries = {
         model: ModelStore(folder).entry(model)["files"]
         for model in registry.models_of({name: own}, name)
     }
-    health = describe(
-        name, registry.labels(section)[name], decides, entries, tiny_rewards([name], folder)
-    )
-    tensors = isinstance(settings, CustomRewardSettings) or registry.REWARDS[name].tasks_only
-    spec = registry.REWARDS.get(name)
-    own_limits = {"problem_of_image": spec.problem_of_image} if spec else {}
-    return Served(reward, health, device, tensors, mib * 2**20, key, hosts, **own_limits)
-
-
-def read_key(variable: str | None) -> str | None:
-    """Read the key that requests must send; None without a variable, UserError if it is not set."""
-    if variable is None:
-        return None
-    if not os.environ.get(variable):
-        raise UserError(f"--key-variable {variable}: is not set in the environment")
-    return os.environ[variable]
+    return reward, describe(name, named[name], decides, entries, tiny_rewards([name], folder))
 
 
 def listen(host: str, port: int) -> socket.socket:

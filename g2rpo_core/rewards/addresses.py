@@ -20,19 +20,18 @@ def checked_url(url: object) -> object:
 
     The error does not repeat the address, because errors are printed.
     """
-    if isinstance(url, str) and re.match(r"([^/?#]*//)?[^/?#]*@", url):
+    if re.match(r"([^/?#]*//)?[^/?#]*@", str(url)):
         raise ValueError(
             "holds a name or password before @, and addresses are printed and kept in files: "
             "use key_variable"
         )
-    if isinstance(url, str):
-        try:
-            address = httpx.URL(url)
-            host = address.host  # which decodes it
-        except (httpx.InvalidURL, ValueError) as error:
-            raise ValueError(f"is no address: {str(error)[:80]}") from None
-        if not host or not 0 < (address.port or 80) < 2**16:
-            raise ValueError("is no address: it has no host, or a port that there is not")
+    try:
+        address = httpx.URL(str(url))
+        host = address.host  # which decodes it
+    except (httpx.InvalidURL, ValueError):
+        host = ""
+    if not host or not 0 < (address.port or 80) < 2**16:
+        raise ValueError("is no address: it has no host, or a port that there is not")
     return url
 
 

@@ -10,7 +10,6 @@ OPEN = 2**26  # pixels of the images that are open at a time; one with more is r
 LONGEST_SIDE = 100
 LONGEST_TEXT = 1000  # characters of a reason or a note of a server that are kept
 MOST_LETTERS = 4000  # of a prompt; a tokenizer's time grows with the square of a word's length
-MOST_CHUNKS = 2**16  # of a PNG; an encoder writes one for 8 KiB or more
 
 
 def problem_of_image(width: int, height: int) -> str | None:
@@ -26,14 +25,6 @@ def problem_of_image(width: int, height: int) -> str | None:
     return None
 
 
-def has_few_chunks(png: bytes) -> bool:
-    """Say whether a PNG has at most MOST_CHUNKS chunks; Pillow reads and keeps each of them."""
-    place = 8
-    for _ in range(MOST_CHUNKS):
-        if place >= len(png):
-            return True
-        place += 12 + int.from_bytes(png[place : place + 4], "big")
-    return False
 
 
 def has_few_values(data: bytes | bytearray, most: int) -> bool:

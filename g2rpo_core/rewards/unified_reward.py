@@ -25,7 +25,7 @@ from g2rpo_core.rewards.limits import cut
 from g2rpo_core.rewards.plain_text import COMMON, control_words, plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.remote import HttpClient, Unanswered
-from g2rpo_core.rewards.reward_protocol import as_png, check_size
+from g2rpo_core.rewards.reward_protocol import as_png
 from g2rpo_core.rewards.spec import (
     Connections,
     ModelSize,
@@ -268,15 +268,12 @@ class ChatServer:
         except Unanswered as error:
             return error
 
-    def _read(self, data: bytes) -> str:
+    def _read(self, said: str) -> str:
         try:
-            check_size(data)
-            choice = json.loads(data)["choices"][0]
+            choice = json.loads(said)["choices"][0]
             text, finished = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise Unanswered(
-                f"not a chat completion: {data[:200].decode(errors='replace')!r}"
-            ) from None
+            raise Unanswered(f"not a chat completion: {said[:200]!r}") from None
         if not isinstance(text, str):
             raise Unanswered("an answer without text")
         if finished == "length":
