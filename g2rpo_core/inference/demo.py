@@ -11,7 +11,7 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.painter import Painter
 from g2rpo_core.inference.runs import drawn_as, find_weights, tiny_rewards
 from g2rpo_core.rewards.preprocess import pil_images
-from g2rpo_core.rewards.registry import REWARDS, compares, labels, load
+from g2rpo_core.rewards.registry import REWARDS, labels, load
 from g2rpo_core.rewards.scoring import score_table
 from g2rpo_core.rewards.spec import Reward
 
@@ -22,9 +22,8 @@ class Demo:
     def __init__(self, painter: Painter, profile: str):
         self.painter, self.profile = painter, profile
         self.settings = painter.profile
-        names = [name for name in self.settings.training.rewards if not compares(name)]
         self.rewards: dict[str, Reward] = load(
-            names, painter.models, painter.device, self.settings.rewards
+            self.settings.training.rewards, painter.models, painter.device, self.settings.rewards
         )
         painter.policy(None)
         painter.encoders  # noqa: B018 - loads them

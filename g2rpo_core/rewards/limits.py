@@ -1,7 +1,6 @@
 """What may come in from outside: limits that are looked at before the work that they bound.
 
-An image is a few bytes and may become gigabytes; a JSON text is a few bytes a value, and Python
-takes some hundred for each.
+An image is a few bytes and may become gigabytes.
 """
 
 OPEN = 2**26  # pixels of the images that are open at a time; one with more is refused
@@ -23,22 +22,6 @@ def problem_of_image(width: int, height: int) -> str | None:
             f"has {width} x {height} pixels, one side over {LONGEST_SIDE} times the other: crop it"
         )
     return None
-
-
-
-
-def has_few_values(data: bytes | bytearray, most: int) -> bool:
-    """Say whether a JSON text has at most `most` values, without parsing it.
-
-    Each value but the first has a comma, a bracket or a brace outside texts. Counting them takes
-    a tenth of a second for 100 MiB, and no memory but copies of the text.
-    """
-    # What is escaped ends no text
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
-    if bare.count(b'"') > 4 * most:
-        return False
-    outside = b"".join(bare.split(b'"')[::2])
-    return sum(map(outside.count, (b",", b"[", b"{"))) < most
 
 
 def cut(text: object) -> str:

@@ -198,9 +198,3 @@ def test_a_server_has_the_published_weights_of_its_reward_alone(repos, hub, tmp_
         assert " serves hps: HPS-v2.1, version " in server.first_line
         assert f"hps: {repos['hps']}@" in server.log.read_text()
     assert set(hub.asked) == {repos["hps"]}
-
-
-@pytest.mark.parametrize("command", ["score", "serve-reward"])
-def test_the_help_names_the_profile_that_is_read(command):
-    told = run_here(main, command, "--help", folder=ROOT).stdout
-    assert f"those of --profile (default: {PUBLISHED})" in " ".join(told.split())

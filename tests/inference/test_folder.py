@@ -99,7 +99,7 @@ def test_a_text_beside_an_image_is_its_prompt(tmp_path):
         ),
         ("p.csv", "name,prompt\na.png,x\n", "has no column `file` (or file_name, "),
         ("p.csv", "file,prompt\n../a.png,x\n", "../a.png is not an image in "),
-        ("p.csv", "", "0 of 0 rows have a file"),
+        ("p.csv", "file,prompt\n", "0 of 0 rows have a file"),
         (
             "p.jsonl",
             '{"file": "a.png", "prompt": "x"}\n{"prompt": "y"}\n',

@@ -106,11 +106,6 @@ def test_any_other_prompt_says_what_is_wrong(prompt, problem):
         parse(prompt, CLASSES)
 
 
-def test_without_the_classes_of_a_detector_every_word_is_one():
-    assert parse("a photo of a red unicorn") == Asked((Thing("unicorn", color="red"),))
-    assert parse("a photo of two unicorns") == Asked((Thing("unicorns", 2),))
-
-
 def test_the_classes_of_detectors_have_the_names_of_geneval():
     assert set(map(class_name, OTHER_NAMES)) <= set(CLASSES) and class_name("Dog") == "dog"
 

@@ -12,7 +12,6 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import ocr, registry
 from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.tasks.table import TASKS
-from tests.fixtures.images import photograph
 
 SIGN = 'a sign that says "Hello World", in the rain'
 
@@ -99,14 +98,6 @@ def test_the_words_of_the_task_are_read_as_one_line_each(tmp_path):
     assert reward(torch.from_numpy(images), prompts[1:] + prompts[:1]).mean() < 0.5
 
 
-def test_an_empty_image_scores_zero_and_a_text_on_a_photograph_is_read(reward):
-    images = [
-        Image.new("RGB", (256, 256), "white"),
-        drawn("Hello World", 40, photograph(256, 256, 3).point(lambda v: 128 + v // 2)),
-    ]
-    assert reward(images, [SIGN, SIGN]).tolist() == [0.0, 1.0]
-
-
 def test_an_image_scored_alone_equals_the_batch_and_tensors_equal_files(reward):
     images = [drawn(text) for text in ("Hello World", "Hello", "Hallo Welt", "World")]
     together = reward(images, [SIGN] * 4)
@@ -123,11 +114,6 @@ def test_a_score_says_what_was_read_and_a_missing_one_why(reward):
     scores, reasons = score_one(reward, [drawn("Hello World")] * 2, [SIGN, "a sign"])
     assert scores[0] == 1.0 and math.isnan(scores[1].item())
     assert reasons == ["read 'Hello World'", "the prompt has no text in double quotes"]
-
-
-def test_every_image_needs_a_prompt(reward):
-    with pytest.raises(ValueError, match="1 images and 2 prompts"):
-        reward([drawn("a")], [SIGN, SIGN])
 
 
 def test_lines_that_are_read_unsurely_are_left_out(reward):

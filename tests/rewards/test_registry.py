@@ -20,10 +20,8 @@ from g2rpo_core.rewards.registry import (
     labels,
     max_missing,
     models_of,
-    settings_of,
 )
 from g2rpo_core.rewards.scoring import score_all
-from g2rpo_core.rewards.spec import RewardSettings
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
 from tests.fixtures.errors import refused
@@ -65,28 +63,6 @@ def test_an_extra_of_the_rewards_name_brings_what_a_reward_requires():
     for spec in SPECS:
         brought = {re.match(r"\w+", package)[0] for package in extras.get(spec.name, ())}
         assert set(spec.requires) == brought
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_settings_that_a_section_leaves_out_have_defaults(spec):
-    settings = settings_of({}, spec.name)
-    assert (
-        isinstance(settings, spec.settings)
-        and isinstance(settings, RewardSettings)
-        and not settings.remote
-    )
-    assert max_missing([spec.name], {}) == {spec.name: settings.max_missing}
-
-
-def test_a_reward_from_a_server_and_one_of_the_users_own_need_no_model():
-    served = {
-        "unified_reward": {"server": {"url": "http://localhost:8000/v1", "model": "UnifiedReward"}}
-    }
-    assert models_of({}, "unified_reward") == ("unified_reward",)
-    assert (
-        models_of(served, "unified_reward") == () and settings_of(served, "unified_reward").remote
-    )
-    assert models_of(CUSTOM, "redness") == ()
 
 
 def test_rewards_of_the_users_own_stand_beside_the_built_in_ones():
