@@ -18,7 +18,8 @@ from g2rpo_core.data.embeddings import (
     write_online,
 )
 from g2rpo_core.data.prompts import Prompt, load_prompts, of_data_set
-from g2rpo_core.distributed.runtime import REAL, Runtime
+from g2rpo_core.distributed.checkpoint import check_room, claim, discard, publish, scratch
+from g2rpo_core.distributed.device import check_device
 from g2rpo_core.foundation.progress import Bar
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub import made
@@ -33,12 +34,12 @@ SECTIONS = ("numerics", "embed")
 
 
 @ends_in_one_line
-def main(runtime: Runtime = REAL) -> None:
+def main() -> None:
     args = arguments(__doc__, "profile", "study")
     settings = sections(args, *SECTIONS).embed
     (models, embeddings), home = model_folders(args), run_paths(args.profile, args.study).name
-    runtime.check_device(ModelStore(models))
-    runtime.claim("embed", home)
+    check_device(ModelStore(models))
+    claim("embed", home)
 
     # Read prompts and text encoders, and check that every prompt fits
     files = {name: Path("prompts", args.profile, f"{name}.parquet") for name in ("train", "test")}
@@ -47,39 +48,37 @@ def main(runtime: Runtime = REAL) -> None:
     if made.reuse(key := made.key_of(settings, inputs, in_use(), str(code)), embeddings):
         return
     folder = ModelStore(models).folder("pipeline")
-    with runtime.phase("load"):
-        base = read_architecture(folder)
-        pipeline = text_encoders(folder, dtype=DTYPES[settings.dtype])
-        pipeline.to(device_of(None))
+    base = read_architecture(folder)
+    pipeline = text_encoders(folder, dtype=DTYPES[settings.dtype])
+    pipeline.to(device_of(None))
     limit = settings.max_sequence_length
     sets = _fitting(sets, files, base.tokenizer(pipeline), limit)
     note_short_encoders([prompt for prompts in sets.values() for prompt in prompts], pipeline)
     config = base.transformer.load_config(folder / "transformer")
     # Find what an interrupted run has written, and check the room for the rest
     shapes = base.encoding_shapes(config, limit, pipeline.tokenizer.model_max_length)
-    folder = runtime.scratch("embed", home, {"embed": settings, **code}, inputs)
+    folder = scratch("embed", home, {"embed": settings, **code}, inputs)
     width = sum(math.prod(shape) for shape in shapes.values())
     written = sum(file.stat().st_size for file in folder.rglob("*.parquet"))
     online = ["train"] if settings.encode == "online" else []
     stored = sum(len(prompts) for name, prompts in sets.items() if name not in online)
     needed = width * DTYPES[settings.dtype].itemsize * stored - written
-    runtime.check_room(needed, "encoding the prompts")
+    check_room(needed, "encoding the prompts")
     # Encode, and write the outputs
     encoded = partial(encode, pipeline, max_length=limit, batch=settings.batch)
-    with runtime.phase("embed"):
-        negative = encode_negative(pipeline, limit)
-        for name, prompts in sets.items():
-            out = folder / "out" / name
-            if name in online:
-                write_online(out, prompts, settings.dtype, limit)
-            else:
-                with Bar(desc=f"embed {name}", total=len(prompts), unit="prompt") as bar:
-                    how = (settings.dtype, settings.shard_rows, bar.update)
-                    write(out, prompts, encoded, *how, folder / "manifests" / name)
-            write_negative(out, negative, settings.dtype)
-    runtime.publish(folder / "out", embeddings)
+    negative = encode_negative(pipeline, limit)
+    for name, prompts in sets.items():
+        out = folder / "out" / name
+        if name in online:
+            write_online(out, prompts, settings.dtype, limit)
+        else:
+            with Bar(desc=f"embed {name}", total=len(prompts), unit="prompt") as bar:
+                how = (settings.dtype, settings.shard_rows, bar.update)
+                write(out, prompts, encoded, *how, folder / "manifests" / name)
+        write_negative(out, negative, settings.dtype)
+    publish(folder / "out", embeddings)
     made.note(key, embeddings)
-    runtime.discard(folder)
+    discard(folder)
 
 
 def _fitting(

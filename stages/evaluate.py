@@ -5,8 +5,17 @@ from functools import partial
 from pathlib import Path
 
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.distributed.checkpoint import forget_finished, still_decide
-from g2rpo_core.distributed.runtime import REAL, Runtime
+from g2rpo_core.distributed.checkpoint import (
+    check_room,
+    claim,
+    discard,
+    forget_finished,
+    publish,
+    scratch,
+    still_decide,
+)
+from g2rpo_core.distributed.device import check_device
+from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.evaluation.ceiling import write_ceiling
 from g2rpo_core.evaluation.results import reported_means
 from g2rpo_core.evaluation.run import Evaluation
@@ -25,23 +34,23 @@ SECTIONS = ("numerics", "evaluation", "rewards", "drawn")
 
 
 @ends_in_one_line
-def main(runtime: Runtime = REAL) -> None:
+def main() -> None:
     args = arguments(__doc__, "profile", "method", "seed", "study")
     read = lambda: sections(args, *SECTIONS)
     paths, settings = run_paths(args.profile, args.study), read()
     evaluation, (models, embeddings) = settings.evaluation, model_folders(args)
-    runtime.check_device(ModelStore(models))
-    (processes, device), name = runtime.join(evaluation.processes), run_name(args.method, args.seed)
+    check_device(ModelStore(models))
+    processes, device = join_processes(evaluation.processes)
+    name = run_name(args.method, args.seed)
     home = f"{paths.name}/{name}"
-    runtime.claim("evaluate", home, processes)
+    claim("evaluate", home, processes)
 
     # Read what is evaluated, and find the state of an interrupted evaluation
     weights = find_weights(args.profile, args.method, name, paths, evaluation)
     drawn = drawn_of(args.method, settings.drawn)
     forget_finished(home, paths.runs / name, processes)
     store = EmbeddingStore(embeddings := embeddings / "test")
-    with runtime.phase("load"):
-        scorers = registry.load(evaluation.rewards, models, device, settings.rewards, runtime)
+    scorers = registry.load(evaluation.rewards, models, device, settings.rewards)
     pipeline = ModelStore(models).folder("pipeline")
     decides = lambda now: {
         **code_of("evaluate"),
@@ -49,24 +58,21 @@ def main(runtime: Runtime = REAL) -> None:
         "drawn": drawn_of(args.method, now.drawn),
     }
     dependencies = [models / LOCK, embeddings, *weights.files]
-    folder = runtime.scratch("evaluate", home, decides(settings), dependencies, processes)
+    folder = scratch("evaluate", home, decides(settings), dependencies, processes)
     may_lack = registry.max_missing(evaluation.rewards, settings.rewards)
     whole = partial(Evaluation, folder, evaluation, weights.checkpoints, store, may_lack, processes)
     parts = {
         method: whole(evaluation_folder(method, args.seed).relative_to(name)) for method in drawn
     }
     left = sum(each.bytes_left() for each in parts.values())
-    runtime.check_room(left, f"evaluating {name}", processes)
+    check_room(left, f"evaluating {name}", processes)
 
     # Sample and score what is left, as the run draws; the base as each of the runs does
     share = evaluation.trained_share if weights.folder else 1.0
 
     def load(how: dict[str, object], kept: int | str) -> Policy:
         trained = snapshot(weights.folder, kept) if weights.folder else None
-        with runtime.phase("load"):
-            policy = Policy.load(
-                pipeline, trained, runtime, **policy_settings(how, device, **evaluation.size)
-            )
+        policy = Policy.load(pipeline, trained, **policy_settings(how, device, **evaluation.size))
         if share < 1:
             policy.use_base(pipeline)
         return policy
@@ -82,8 +88,8 @@ def main(runtime: Runtime = REAL) -> None:
         write_ceiling(folder / "out", store.prompts, scorers, evaluation)
     metrics = paths.reports / "metrics" / f"{name}.json"
     write_json(metrics, reported_means(tables[args.method], evaluation))
-    runtime.publish(folder / "out", paths.evaluations / name)
-    runtime.discard(folder)
+    publish(folder / "out", paths.evaluations / name)
+    discard(folder)
     commit(weights.stage, args, paths, lambda: still_decide(folder, decides(read()), dependencies))
 
 

@@ -9,9 +9,18 @@ from g2rpo_core.architectures.table import check_trainable
 from g2rpo_core.config import Profile
 from g2rpo_core.config.costs import compute_of
 from g2rpo_core.data.embeddings import EmbeddingStore
-from g2rpo_core.distributed.checkpoint import find_finished, last_iteration, still_decide
-from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination
-from g2rpo_core.distributed.runtime import REAL, Runtime
+from g2rpo_core.distributed.checkpoint import (
+    check_room,
+    claim,
+    find_finished,
+    last_iteration,
+    publish,
+    release,
+    scratch,
+    still_decide,
+)
+from g2rpo_core.distributed.device import check_device
+from g2rpo_core.distributed.launcher import STATUS, Terminated, Termination, join_processes
 from g2rpo_core.foundation.runs import run_name, start_of
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.models.policy import Policy, policy_settings
@@ -30,47 +39,45 @@ SECTIONS = ("numerics", "sampling", "rewards", "training", "methods")
 
 
 @ends_in_one_line
-def main(runtime: Runtime = REAL) -> None:
+def main() -> None:
     args = arguments(__doc__, "profile", "method", "seed", "study")
     read = lambda: sections(args, *SECTIONS)
     paths, settings = run_paths(args.profile, args.study), read()
     run, name = entry_of(args, settings), run_name(args.method, args.seed)
     training, grace = run.training, run.training.checkpoints.grace
-    processes, device = runtime.join(training.processes, training.prompts_per_iteration, grace)
+    processes, device = join_processes(training.processes, training.prompts_per_iteration, grace)
     processes.share(training.prompts_per_iteration)  # refused before anything loads
     models, embeddings = model_folders(args)
-    runtime.check_device(store := ModelStore(models))
+    check_device(store := ModelStore(models))
     check_trainable(store.source("pipeline"))
     started = ModelStore(start_of(Path("published", args.profile), args.method), "published")
-    start = runtime.start(started, training.start)
-    runtime.claim("train", f"{paths.name}/{name}", processes)
+    start = None if training.start is None else started.weights(training.start)
+    claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(grace).watch()
 
     # Load what is trained, on which prompts and by which rewards
-    with runtime.phase("load"):
-        policy = Policy.load_to_train(
-            store.folder("pipeline"),
-            training.lora,
-            int(args.seed),
-            training.parallel,
-            processes,
-            run.method.objective.needs_base,
-            start,
-            runtime,
-            **policy_settings(run.sampling.drawn, device, **run.sampling.size),
-        )
-        prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
-        prompts.load_encoders(store.folder("pipeline"), device)
-        rewards, monitored = load_rewards(training, models, device, settings.rewards, runtime)
+    policy = Policy.load_to_train(
+        store.folder("pipeline"),
+        training.lora,
+        int(args.seed),
+        training.parallel,
+        processes,
+        run.method.objective.needs_base,
+        start,
+        **policy_settings(run.sampling.drawn, device, **run.sampling.size),
+    )
+    prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
+    prompts.load_encoders(store.folder("pipeline"), device)
+    rewards, monitored = load_rewards(training, models, device, settings.rewards)
     say_what_is_cut(rewards | monitored, prompts, held_out, training.monitor.prompts, processes)
     trainer = Trainer(run, policy, prompts, rewards, int(args.seed), processes, termination)
 
     # Train from the last checkpoint on, unless DVC alone has not taken the finished run
     dependencies, end = training_inputs(args, training.start), training.end
-    folder = runtime.scratch(
+    folder = scratch(
         "train", f"{paths.name}/{name}", decides(settings, args), dependencies, processes, end
     )
-    runtime.check_room(bytes_needed(trainer, folder), f"training {name}", processes)
+    check_room(bytes_needed(trainer, folder), f"training {name}", processes)
     missing = registry.max_missing(list(monitored), settings.rewards)
     measure = lambda: heldout_means(
         policy, held_out, monitored, training.monitor.prompts, run.sampling, processes, missing
@@ -84,10 +91,10 @@ def main(runtime: Runtime = REAL) -> None:
     if processes.rank == 0:
         about = {"profile": args.profile, "compute": compute_of(run)}
         write_finished(run, name, records, folder, paths.timings, about)
-        runtime.publish(folder / "out", paths.runs / name)
+        publish(folder / "out", paths.runs / name)
         unchanged = lambda: still_decide(folder, decides(read(), args), dependencies)
         if commit(f"train@{name}", args, paths, unchanged):
-            runtime.release(folder)
+            release(folder)
 
 
 def train_to_end(

@@ -118,8 +118,7 @@ class Evaluation:
                 shown.mkdir(parents=True, exist_ok=True)
                 shared = (policy, self.prompts, rewards, self.settings, schedule.sigmas(steps))
                 for number in left[kept, steps]:
-                    with policy.runtime.phase("evaluate"):
-                        prompts, images, part = evaluate_batch(*shared, number, trained_share)
+                    prompts, images, part = evaluate_batch(*shared, number, trained_share)
                     files = [shown / f"{prompt.id}.png" for prompt in prompts]
                     for file, image in zip(files, images):
                         save_image(image, file)

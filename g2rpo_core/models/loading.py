@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
-from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import LONGEST, reading, whole
 from g2rpo_core.models.quantized import Kind, quantize
@@ -42,7 +41,6 @@ def load_transformer(
     lora: LoraConfig | None = None,
     spread: Spread | None = None,
     config: Path | None = None,
-    runtime: Runtime = REAL,
     quantized: Kind | None = None,
 ) -> ModelMixin:
     """Read a transformer from a folder or a file onto `device`.
@@ -59,7 +57,7 @@ def load_transformer(
         spread(transformer)
     # What is quantized is first read whole, where there is room for it
     allocate(transformer, torch.device("cpu") if quantized else device)
-    runtime.read(read_weights, architecture, transformer, place)
+    read_weights(architecture, transformer, place)
     if quantized:
         quantize(transformer, architecture.blocks(transformer), quantized, device)
     return transformer

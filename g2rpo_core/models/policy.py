@@ -19,7 +19,6 @@ from g2rpo_core.architectures.architecture import MASK, Architecture
 from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
-from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.layout import hint_for
 from g2rpo_core.foundation.permissions import share_weights
@@ -60,10 +59,9 @@ class Policy:
 
     height, width: pixels, divisible by twice the VAE's factor (UserError otherwise); guidance: the
     scale, an input of the model or that of classifier-free guidance; dtype: of the transformer's
-    computation (autocast), while weights, latents and velocities stay float32; runtime: reads the
-    weights and makes the calls; attention: the backend of diffusers that all calls take
-    (`use_attention`); quantize: how frozen weights are kept (`models/quantized.py`); None: in the
-    computation's dtype.
+    computation (autocast), while weights, latents and velocities stay float32; attention: the
+    backend of diffusers that all calls take (`use_attention`); quantize: how frozen weights are
+    kept (`models/quantized.py`); None: in the computation's dtype.
     """
 
     def __init__(
@@ -76,7 +74,6 @@ class Policy:
         guidance: float,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        runtime: Runtime = REAL,
         attention: str | None = None,
         quantize: Kind | None = None,
     ):
@@ -84,7 +81,7 @@ class Policy:
         self.transformer, self.vae = transformer, vae.to(device).eval().requires_grad_(False)
         self.height, self.width, self.guidance = height, width, guidance
         self.dtype, self.device = dtype, torch.device(device)
-        self.runtime, self.attention, self.quantize = runtime, attention, quantize
+        self.attention, self.quantize = attention, quantize
         # Before the check: a backend that this model cannot take has its own message
         use_attention(transformer, attention)
         self.check_attention(trained=False)
@@ -110,9 +107,7 @@ class Policy:
         self._positions = architecture.positions(self.rows, self.columns, self.device)
 
     @classmethod
-    def load(
-        cls, pipeline: Path, run: Path | None = None, runtime: Runtime = REAL, **settings
-    ) -> "Policy":
+    def load(cls, pipeline: Path, run: Path | None = None, **settings) -> "Policy":
         """Load a policy to sample from: weights without gradients, in the dtype of the computation.
 
         pipeline: the folder of a base model's pipeline; run: a folder for `weights_in`, whose
@@ -133,15 +128,12 @@ class Policy:
             settings.get("dtype", torch.float32),
             trained=False,
             config=config,
-            runtime=runtime,
             quantized=settings.get("quantize"),
         )
         if lora:
             # Added, not merged: who draws images may choose its strength
-            runtime.read(load_lora, architecture, transformer, place)
-        return cls(
-            architecture, transformer, _vae(architecture, pipeline), runtime=runtime, **settings
-        )
+            load_lora(architecture, transformer, place)
+        return cls(architecture, transformer, _vae(architecture, pipeline), **settings)
 
     @classmethod
     def load_to_train(
@@ -153,7 +145,6 @@ class Policy:
         processes: ProcessGroup = ALONE,
         base: bool = False,
         start: Path | None = None,
-        runtime: Runtime = REAL,
         **settings,
     ) -> "Policy":
         """Load a policy to train, spread over the processes as `parallel` says; collective.
@@ -185,7 +176,6 @@ class Policy:
             device,
             spread=spread,
             config=folder,
-            runtime=runtime,
         )
         adapter = lora and lora_config(architecture, lora)
         kept, quantize = dtype if lora else torch.float32, settings.get("quantize")
@@ -193,7 +183,7 @@ class Policy:
         started = read_lora(architecture, transformer, place) if of_lora else None
         _set_start(transformer, started, adapter, seed)
         vae = _vae(architecture, pipeline)
-        policy = cls(architecture, transformer, vae, runtime=runtime, **settings)
+        policy = cls(architecture, transformer, vae, **settings)
         if base and not lora:
             policy._keep_reference(load(dtype=dtype, trained=False), started)
         elif base and started:  # a new LoRA at zero is the model before training already
@@ -232,14 +222,7 @@ class Policy:
         """Check that the chosen backend computes what the base model needs, and its gradients."""
         if self.attention is not None:
             masked = bool(self.architecture.padded)
-            self.runtime.attempt(
-                check_attention,
-                self.attention,
-                self.device,
-                self.dtype,
-                masked=masked,
-                trained=trained,
-            )
+            check_attention(self.attention, self.device, self.dtype, masked=masked, trained=trained)
 
     def trained_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that training moves, by name: the LoRA's, or all."""
@@ -377,7 +360,6 @@ class Policy:
                     self.device,
                     self.dtype,
                     trained=False,
-                    runtime=self.runtime,
                     quantized=self.quantize,
                 )
                 self._base = loaded.eval()
@@ -480,7 +462,7 @@ class Policy:
             without, with_prompt = output.float().chunk(2)
             return self.architecture.guided(without, with_prompt, guidance)
 
-        return partial(self.runtime.call, transformer, velocity)
+        return velocity
 
     def _not_encoded_for(self, lacking: str) -> UserError:
         label = self.architecture.label
@@ -492,14 +474,10 @@ class Policy:
     @torch.no_grad()
     def decode(self, latents: torch.Tensor, max_batch: int) -> torch.Tensor:
         """Decode clean latents [N, ...] to images [N, 3, height, width], float32 in [0, 1]."""
-        decode = partial(self.architecture.decode, self.vae)
-        with self.runtime.phase("decode"):
-            latents = self.architecture.unpack(latents, self.rows, self.columns)
-            images = [
-                self.runtime.call(self.vae, decode, part) for part in latents.split(max_batch)
-            ]
-            # in place: a prompt's images are 1.7 GiB at 720 x 720
-            return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)
+        latents = self.architecture.unpack(latents, self.rows, self.columns)
+        images = [self.architecture.decode(self.vae, part) for part in latents.split(max_batch)]
+        # in place: a prompt's images are 1.7 GiB at 720 x 720
+        return torch.cat(images).div_(2).add_(0.5).clamp_(0, 1)
 
 
 def policy_settings(drawn: Mapping[str, Any], device: torch.device, **size: int) -> dict[str, Any]:

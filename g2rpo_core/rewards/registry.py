@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from pydantic import Field, ValidationError
 
-from g2rpo_core.distributed.runtime import REAL, Runtime
 from g2rpo_core.foundation.errors import UserError, require
 from g2rpo_core.foundation.files import reading
 from g2rpo_core.foundation.manifest import sha256
@@ -234,17 +233,13 @@ def load(
     models: Path,
     device: torch.device | str = "cpu",
     section: Section | None = None,
-    runtime: Runtime = REAL,
 ) -> dict[str, Reward]:
     """Load the named rewards, in order, from the folder of the stage `models`.
 
     section: the profile's section `rewards`.
     """
     store = ModelStore(models)
-    return {
-        name: runtime.read(build, name, store, torch.device(device), section or {})
-        for name in names
-    }
+    return {name: build(name, store, torch.device(device), section or {}) for name in names}
 
 
 def check(name: str, section: Section) -> None:

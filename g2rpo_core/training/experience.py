@@ -121,8 +121,7 @@ def score_rollout(
         before_call()
         images = policy.decode(clean.flatten(0, 2), decode_batch)
         before_call()
-        with policy.runtime.phase("score"):
-            scored.append(score_all(rewards, images, [text] * images_per_prompt))
+        scored.append(score_all(rewards, images, [text] * images_per_prompt))
         if watch and len(scored) == 1:
             watch(images[: shape[3]], scored[0].values[:, : shape[3]])
     # Stop all processes if a number is not finite on one

@@ -40,14 +40,13 @@ def train(
     checkpoint and raises Terminated; after a number that stops the run, also writes one, to
     reproduce the error from. Final weights and records (except seconds) do not depend on stops.
     """
-    settings, processes, runtime = trainer.training, trainer.processes, trainer.runtime
-    kept, due = runtime.checkpoints(folder, settings.checkpoints.keep, processes), _Due(trainer)
+    settings, processes = trainer.training, trainer.processes
+    kept = checkpoint.Checkpoints(folder, settings.checkpoints.keep, processes)
+    due = _Due(trainer)
 
     def save() -> None:
-        state = trainer.state()
-        with runtime.phase("save"):
-            kept.save(records[-1]["iteration"], state, records)
-            due.saved()
+        kept.save(records[-1]["iteration"], trainer.state(), records)
+        due.saved()
 
     # The records so far
     records, curve = _begin(trainer, kept, folder, heldout), folder / CURVE
@@ -103,8 +102,7 @@ def _begin(
         records[-1] = {
             name: value for name, value in records[-1].items() if not name.startswith(HELDOUT)
         }
-    with trainer.runtime.phase("resume"):
-        trainer.restore(partial(kept.load_state, written[-1]), updated=records[-1]["iteration"] > 0)
+    trainer.restore(partial(kept.load_state, written[-1]), updated=records[-1]["iteration"] > 0)
     return records
 
 
@@ -160,7 +158,7 @@ def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
     The last checkpoint stays: if `out` is damaged until DVC has it, the run goes on from that.
     UserError for a damaged snapshot.
     """
-    out, runtime, training = folder / "out", trainer.runtime, trainer.training
+    out, training = folder / "out", trainer.training
     # What a kill left may be of earlier weights
     lost: list[str] = []
     if trainer.processes.rank == 0:
@@ -172,17 +170,17 @@ def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
             f"{problem}: is damaged, and no checkpoint before it is left: delete {folder}, and the "
             "same command trains the run again"
         )
-    with trainer.result(), runtime.phase("save"):
+    with trainer.result():
         trainer.policy.save(out, DTYPES[training.save_dtype])
     if trainer.processes.rank == 0:
         if training.snapshots:
-            runtime.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
+            checkpoint.publish(folder / SNAPSHOTS, out / SNAPSHOTS)
         keep = training.checkpoints.finished
         keep = _bytes_of_checkpoint(trainer) < SMALL if keep is None else keep
         about = {"records": records, "keep": keep}
         write_manifest(folder / checkpoint.FINISHED, out, about=about)
         for old in checkpoint.checkpoints(folder)[:-1]:
-            runtime.discard(old)
+            checkpoint.discard(old)
 
 
 def write_finished(
@@ -230,7 +228,7 @@ def keep_snapshot(trainer: Trainer, folder: Path, iteration: int) -> None:
     """Save the weights next to the checkpoints, first under a temporary name; collective."""
     final = snapshot(folder, iteration)
     temporary = final.with_suffix(".tmp")
-    with trainer.result(), trainer.runtime.phase("save"):
+    with trainer.result():
         trainer.policy.save(temporary, DTYPES[trainer.training.save_dtype])
     if trainer.processes.rank == 0:
         checkpoint.replace(temporary, final)

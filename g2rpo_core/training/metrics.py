@@ -106,11 +106,9 @@ def heldout_means(
     batches = generate_images(
         policy, prompts, count, even_sigmas(sampling.steps, sampling.shift), 0, batch, mine
     )
-    with policy.runtime.phase("monitor"):
-        scored = {
-            number: score_table(rewards, part, images)
-            for number, (part, images) in zip(mine, batches)
-        }
+    scored = {
+        number: score_table(rewards, part, images) for number, (part, images) in zip(mine, batches)
+    }
     # Put the scores of all processes in the order of prompts
     everyone = {
         number: table

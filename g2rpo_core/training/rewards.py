@@ -7,7 +7,6 @@ import torch
 
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.distributed.runtime import Runtime
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.scoring import note_cut
 from g2rpo_core.rewards.spec import Reward, Section
@@ -19,7 +18,6 @@ def load_rewards(
     models: Path,
     device: torch.device,
     section: Section,
-    runtime: Runtime,
 ) -> tuple[dict[str, Reward], dict[str, Reward]]:
     """Load the rewards that are trained on, and those that score held-out images.
 
@@ -31,7 +29,6 @@ def load_rewards(
         models,
         device,
         section,
-        runtime,
     )
     return {reward: loaded[reward] for reward in training.rewards}, loaded
 

@@ -79,7 +79,7 @@ class Trainer:
         self.policy, self.method = policy, run.method
         self.sampling, self.training = run.sampling, run.training
         self.prompts, self.rewards, self.seed = prompts, rewards, seed
-        self.runtime, self.processes = policy.runtime, processes
+        self.processes = processes
         # A Termination that nobody asks: a caller without signals needs no special case
         self.termination = termination or Termination()
         method, training = run.method, run.training
@@ -143,7 +143,7 @@ class Trainer:
 
         # Rollout and rewards
         old = self.method.objective.old
-        with self._by_old(old is not None and old.samples), self.runtime.phase("rollout"):
+        with self._by_old(old is not None and old.samples):
             sampled = self.sampler(conditioning, iteration, mine.start, self._stop_if_asked)
         score = partial(
             score_rollout,
@@ -165,8 +165,7 @@ class Trainer:
         self._stop_if_asked()
         # Updates
         try:
-            with self.runtime.phase("update"):
-                updates = [self.update(conditioning, each) for each in coming]
+            updates = [self.update(conditioning, each) for each in coming]
         except NonFiniteError as error:
             prompts = ", ".join(map(repr, texts))
             where = f"iteration {iteration + 1}"
@@ -244,7 +243,7 @@ class Trainer:
         sums: list[torch.Tensor] = []
         worst: list[torch.Tensor] = []
         self.optimizer.zero_grad()
-        for batch in self.runtime.passes(parts):
+        for batch in parts:
             self._stop_if_asked()
             reduce_gradients(
                 self.policy.transformer,
@@ -276,8 +275,7 @@ class Trainer:
         # Before the step: weights that are not numbers cannot be taken back
         self._check_update(figures, norm, update.description)
         self.weights_unchanged = False
-        with self.runtime.phase("optimizer"):
-            self.optimizer.step()
+        self.optimizer.step()
         if self.ema:
             self.ema.update()
         return {

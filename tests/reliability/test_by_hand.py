@@ -2,13 +2,12 @@
 
 import importlib
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
-from g2rpo_core.distributed.runtime import Runtime
+from g2rpo_core.distributed.checkpoint import publish
 from g2rpo_core.foundation.runs import read_lock
 from tests.fixtures.commands import run_here, run_module
 from tests.fixtures.killed_stages import hashes
@@ -36,10 +35,10 @@ def change(profile: Path, section: str, **values: object) -> None:
         YAML().dump(data, file)
 
 
-def by_hand(module: str, folder: Path, profile: str, runtime: Runtime | None = None, seed: int = 1):
+def by_hand(module: str, folder: Path, profile: str, seed: int = 1):
     words = ("--profile", profile, "--method", "g2rpo", "--seed", seed)
     main = importlib.import_module(f"stages.{module}").main
-    return run_here(partial(main, runtime) if runtime else main, *words, folder=folder)
+    return run_here(main, *words, folder=folder)
 
 
 def test_another_profiles_stage_changes_neither_lock_nor_numbers(known):
@@ -73,7 +72,7 @@ def test_another_profiles_stage_changes_neither_lock_nor_numbers(known):
     assert evaluations.items() <= hashes(known / "evaluations").items()
 
 
-def test_a_run_that_params_yaml_names_is_known_unless_it_changed_meanwhile(known):
+def test_a_run_that_params_yaml_names_is_known_unless_it_changed_meanwhile(known, monkeypatch):
     """What DVC writes down is what the stage began with, or nothing."""
     before = read_lock(known / "dvc.lock")[EVALUATE]
     change(known / "profiles" / "small.yaml", "evaluation", seed=12345)
@@ -84,11 +83,10 @@ def test_a_run_that_params_yaml_names_is_known_unless_it_changed_meanwhile(known
 
     def edited(source: Path, output: Path) -> None:
         change(Path("profiles", "small.yaml"), "evaluation", seed=6)
-        Runtime.publish(source, output)
+        publish(source, output)
 
-    runtime = Runtime()
-    runtime.publish = edited
-    done = by_hand("evaluate", known, "small", runtime)
+    monkeypatch.setattr("stages.evaluate.publish", edited)
+    done = by_hand("evaluate", known, "small")
     assert (
         done.returncode == 0
         and "its settings, code or inputs have changed since it began" in done.stderr
