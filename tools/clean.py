@@ -34,7 +34,6 @@ LEFT = {
     ".cache/live": "curves and sample images",
     ".cache/made": "notes of what was made from which settings",
     ".cache/prefect": "the history of flows",
-    ".cache/rehearsal": "made again when needed",
     ".cache/scores": "scores of folders of images",
     ".cache/reproduce": "logs of stages",
     ".cache/studies": "logs of studies",

@@ -3,8 +3,8 @@
 Weights, gradients and AdamW's states are float32, gathered blocks bfloat16; with a LoRA the frozen
 weights are bfloat16. Computation and communication are added up, although they partly overlap;
 measurements between iterations and checkpoints, which are written in the background, are counted
-apart. `g2rpo rehearse` covers loading, embedding, saving, evaluation and the host by running the
-stages themselves; a test compares the two.
+apart. `g2rpo rehearse` covers loading, embedding, saving and evaluation by running the stages
+themselves; a test compares the two.
 """
 
 from collections import Counter

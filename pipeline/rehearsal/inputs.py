@@ -1,28 +1,22 @@
-"""Make a rehearsal's inputs: published configurations without weights, encodings of zeros."""
+"""Make a rehearsal's inputs: a short profile, prompts, and models without weights."""
 
 import json
-import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from diffusers import FlowMatchEulerDiscreteScheduler
+from ruamel.yaml import YAML
 
-from g2rpo_core.config.profile import Profile
-from g2rpo_core.data.embeddings import Conditioning, write, write_negative, write_online
+from g2rpo_core.config import Profile, profile_path, resolve
 from g2rpo_core.data.prompts import Prompt, write_prompts
-from g2rpo_core.estimate.tracing import CLIP_TOKENS, encoding_shapes, shape_of
+from g2rpo_core.estimate.tracing import CLIP_TOKENS, shape_of
 from g2rpo_core.hub.model_store import LOCK
 from g2rpo_core.tasks.table import TASKS
-from g2rpo_core.tiny_models.tokenizers import TOKENIZERS, bert_tokenizer, clip_tokenizer
+from g2rpo_core.tiny_models.tokenizers import TOKENIZERS
 
-# Published shapes of the rewards' models; those of base models are in `g2rpo_core/architectures`
-OPEN_CLIP: dict[
-    str, Any
-] = {  # ViT-H-14 as open_clip has it: HPS-v2.1's and CLIP Score's architecture
+# ViT-H-14 as open_clip has it: HPS-v2.1's and CLIP Score's architecture
+OPEN_CLIP: dict[str, Any] = {
     "embed_dim": 1024,
     "vision_cfg": {
         "image_size": 224,
@@ -39,67 +33,28 @@ OPEN_CLIP: dict[
         "layers": 24,
     },
 }
-PICKSCORE: dict[str, Any] = {  # config.json of yuvalkirstain/PickScore_v1
-    "projection_dim": 1024,
-    "text_config": {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 24,
-        "hidden_act": "gelu",
-        "projection_dim": 1024,
-    },
-    "vision_config": {
-        "hidden_size": 1280,
-        "intermediate_size": 5120,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 32,
-        "hidden_act": "gelu",
-        "patch_size": 14,
-        "projection_dim": 1024,
-    },
-}
-IMAGE_REWARD_TEXT: dict[str, Any] = {  # med_config.json of zai-org/ImageReward
-    "vocab_size": 30524,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 512,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "pad_token_id": 0,
-}
-IMAGE_REWARD_IMAGE: dict[str, Any] = {  # BLIP's ViT-L/16
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "image_size": 224,
-    "patch_size": 16,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-6,
-}
-PROMPTS = 16  # of each set: those of an iteration
+ITERATIONS = 2  # AdamW has its moments from the second on
 ANY_TASK = TASKS["shapes"]  # no text is looked at
 LENGTHS = {"clip": CLIP_TOKENS, "t5": 512, "qwen": 131_072}  # of published tokenizers, by kind
 
 
-def make_inputs(home: Path, name: str, profile: Profile) -> None:
-    """Make what does not exist yet in `home`/inputs, for the profile of that name."""
-    works: dict[str, Callable[[Path], None]] = {
-        "models": partial(make_models, profile=profile),
-        "embeddings": partial(make_embeddings, profile=profile),
-        "prompts": make_prompts,
+def write_profile(folder: Path, name: str, method: str, gpus: int) -> None:
+    """Write the profile with a method and two iterations that include everything, to `folder`."""
+    data = resolve(profile_path(name)).data
+    training, evaluation = data["training"], data["evaluation"]
+    training |= {
+        "iterations": ITERATIONS,
+        "snapshots": [],
+        "tracking": {"to": []},
+        "processes": gpus,
+        "start": None,
     }
-    for kind, make in works.items():
-        folder = home / "inputs" / kind / name
-        if not folder.exists():
-            unfinished = folder.with_name(f"{name}.tmp")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir(parents=True)
-            make(unfinished)
-            unfinished.rename(folder)
+    training["monitor"] |= {"every": 1, "prompts": min(8, training["monitor"]["prompts"])}
+    evaluation |= {"steps": evaluation["steps"][:1], "checkpoints": ["final"], "diversity": None}
+    data["methods"] = {method: data["methods"][method]}
+    folder.mkdir()
+    with (folder / f"{name}.yaml").open("w") as file:
+        YAML().dump(data, file)
 
 
 def make_models(folder: Path, profile: Profile) -> None:
@@ -135,63 +90,32 @@ def make_models(folder: Path, profile: Profile) -> None:
     index["scheduler"] = ["diffusers", type(scheduler).__name__]
     (pipeline / "model_index.json").write_text(json.dumps(index))
 
-    # Rewards: configurations, and empty files where the product looks for weights
-    (folder / "hps").mkdir()
-    (folder / "hps" / "HPS_v2.1_compressed.safetensors").touch()
-    (folder / "clip_score").mkdir()
-    preprocess = {"mean": [0.5] * 3, "std": [0.25] * 3}
-    about = {"model_cfg": OPEN_CLIP, "preprocess_cfg": preprocess}
-    (folder / "clip_score" / "open_clip_config.json").write_text(json.dumps(about))
-    (folder / "clip_score" / "open_clip_model.safetensors").touch()
-    (folder / "pickscore").mkdir()
-    (folder / "pickscore" / "config.json").write_text(
-        json.dumps({**PICKSCORE, "model_type": "clip"})
-    )
-    clip_tokenizer().save_pretrained(folder / "pickscore_processor")
-    how = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
-    (folder / "pickscore_processor" / "preprocessor_config.json").write_text(json.dumps(how))
-    (folder / "image_reward").mkdir()
-    (folder / "image_reward" / "ImageReward.safetensors").touch()
-    (folder / "image_reward" / "med_config.json").write_text(json.dumps(IMAGE_REWARD_TEXT))
-    bert_tokenizer(ANY_TASK).save_pretrained(folder / "image_reward_tokenizer")
-    entries = {path.name: {"folder": path.name, "files": {}} for path in folder.iterdir()}
+    # Rewards: a configuration, and empty files where the product looks for weights
+    about = {"model_cfg": OPEN_CLIP, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3}}
+    files = {
+        "hps/HPS_v2.1_compressed.safetensors": "",
+        "clip_score/open_clip_config.json": json.dumps(about),
+        "clip_score/open_clip_model.safetensors": "",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    entries: dict[str, Any] = {
+        part: {"folder": part, "files": {}} for part in ("pipeline", "hps", "clip_score")
+    }
     entries["hps"]["architecture"] = "ViT-H-14"
     (folder / LOCK).write_text(json.dumps(entries))
 
 
-def make_embeddings(folder: Path, profile: Profile) -> None:
-    """Make the folder of the stage `embed` for the prompts of both sets.
-
-    Encodings have the profile's length and the text encoders' width.
-    """
-    base, shape = shape_of(profile)
-    shapes = encoding_shapes(base, shape, profile.embed.max_sequence_length)
-    zeros = {name: torch.zeros(size) for name, size in shapes.items()}
-    for part in ("train", "test"):
-        prompts = make_prompt_set(part)
-        encoded = lambda some: ((one, Conditioning(zeros)) for one in some)
-        if part == "train" and profile.embed.encode == "online":
-            write_online(
-                folder / part, prompts, profile.embed.dtype, profile.embed.max_sequence_length
-            )
-        else:
-            write(folder / part, prompts, encoded, profile.embed.dtype, profile.embed.shard_rows)
-        if base.has_negative:
-            write_negative(
-                folder / part,
-                {name: tensor[None] for name, tensor in zeros.items()},
-                profile.embed.dtype,
-            )
-
-
-def make_prompts(folder: Path) -> None:
-    """Make the folder of the stage `prompts`."""
-    for part in ("train", "test"):
-        write_prompts(folder / f"{part}.parquet", make_prompt_set(part))
-
-
-def make_prompt_set(part: str) -> list[Prompt]:
-    return [
-        Prompt(f"{part}-{number:06d}", f"a red circle, {part} {number}", "none")
-        for number in range(PROMPTS)
-    ]
+def make_prompts(folder: Path, profile: Profile) -> None:
+    """Make the folder of the stage `prompts`: those of an iteration, and of one evaluated batch."""
+    folder.mkdir(parents=True)
+    counts = {"train": profile.training.prompts_per_iteration, "test": profile.evaluation.batch}
+    for part, count in counts.items():
+        write_prompts(
+            folder / f"{part}.parquet",
+            [
+                Prompt(f"{part}-{number:06d}", f"a red circle, {part} {number}", "none")
+                for number in range(count)
+            ],
+        )
