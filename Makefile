@@ -16,7 +16,7 @@ export DVC_NO_ANALYTICS = 1
 export DO_NOT_TRACK = 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help env has-env reproduce vouch verify compare gpu-first check lint fast format docs docs-serve rehearse test test-slow test-engines lock bom clean
+.PHONY: help env has-env reproduce vouch verify compare gpu-first check lint fast format docs docs-serve rehearse test test-slow lock bom clean
 
 help: ## list the targets, and the first things to try
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf 'make %-13s %s\n' "$$name" "$$text"; done
@@ -77,10 +77,7 @@ test: env ## all tests except the slow ones
 	$(PYTEST) -n auto -m "not slow"
 
 test-slow: env ## kills, load, rehearsals, long draws of generated inputs
-	$(PYTEST) -n $(MORE) -m "slow and not engines"
-
-test-engines: env ## more machines, kills, rehearsals and engines of the kinds that the slow tests try
-	$(PYTEST) -n $(MORE) -m engines
+	$(PYTEST) -n $(MORE) -m slow
 
 lock: $(TOOLS)/ready ## resolve the locks again, with the hashes of all files; a version stays while it fits
 	@bash tools/lock.sh

@@ -26,7 +26,6 @@ def test_a_step_leaves_its_last_line_or_why_there_is_none(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.engines
 def test_every_step_runs_on_a_cpu_and_none_runs_twice(tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu_hour", "--out", str(tmp_path)]
     command += ["--size", "tiny", "--device", "cpu", "--minutes"]

@@ -364,7 +364,6 @@ def test_the_noise_of_a_rendering_is_its_own_and_stays():
 
 
 @pytest.mark.slow
-@pytest.mark.engines
 def test_a_study_over_bases_builds_trains_and_reports(tmp_path):
     """About five minutes on an idle core: three bases of a few fit steps, one run on each."""
     seconds_checkout(tmp_path)
