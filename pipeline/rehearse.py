@@ -1,8 +1,8 @@
 """Rehearse a profile on any machine: its stages at true size on simulated GPUs, against the plan.
 
 Runs embed, two iterations of train with the profile's first method, and evaluate, as the first of
-all processes. Prints the memory
-of a GPU by phase, what it sends, and the time of an iteration, beside what `g2rpo plan` adds up.
+all processes. Prints the memory of a GPU by phase, what it sends, and the time of an iteration,
+beside what `g2rpo plan` adds up.
 """
 
 import argparse
