@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 from g2rpo_core.estimate.machines import BETWEEN, INSIDE, checked_machines
@@ -38,6 +39,7 @@ def main() -> None:
     machines = checked_machines("rehearse", args.gpus, args.memory, args.nodes, INSIDE, BETWEEN)
     quiet = dict.fromkeys(("DIFFUSERS_VERBOSITY", "TRANSFORMERS_VERBOSITY"), "error")
     os.environ |= {**quiet, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    warnings.filterwarnings("ignore")  # of what is simulated
     from pipeline.rehearsal import stub
 
     stub.load()

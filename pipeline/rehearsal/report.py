@@ -22,7 +22,7 @@ PHASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 # Than products in bfloat16; a plan counts measurements apart
 SLOWER = {"decode": DECODE_SLOWER, "score": SCORE_SLOWER, "monitor": 0}
-ROW = "{:<9}{:>12}{:>9}{:>11}{:>9}".format
+ROW = "{:<9}{:>12}{:>9}{:>14}{:>9}".format
 
 
 def lines(title: str, machines: Machines, meters: dict[str, Meter], plan: Plan) -> Iterator[str]:

@@ -24,10 +24,7 @@ METHODS = ("g2rpo", "g2rpo_no_mgai", *GRPO)
 # every method once; for the others, the method itself and an adapter
 TWINS = [
     "sd3",
-    *(
-        pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engines))
-        for name in ("qwen_image", "flux2", "zimage")
-    ),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen_image", "flux2", "zimage")),
 ]
 SMALL = {
     "prompts": {"train_count": 6, "test_count": 4},
@@ -78,9 +75,8 @@ def methods_of(folder) -> tuple[str, ...]:
 
 
 def run(stage, folder, method: str, seed: int = 1) -> None:
-    done = run_here(
-        stage.main, "--profile", "small", "--method", method, "--seed", seed, folder=folder
-    )
+    words = ("--profile", "small", "--method", method, "--seed", seed)
+    done = run_here(stage.main, *words, folder=folder)
     assert done.returncode == 0, done.stderr
 
 
@@ -92,76 +88,45 @@ def trained(project):
 
 
 def test_every_method_trains_and_counts_the_evaluations_of_its_guidance(trained):
-    profile = load_profile(trained / "profiles" / "small.yaml")
+    profile, runs = load_profile(trained / "profiles" / "small.yaml"), trained / "runs" / "small"
     load = base_of(trained).transformer.from_pretrained
     whole = load(trained / "models" / "small" / "pipeline" / "transformer")
-    base, fixed = whole.state_dict(), [name for name, _ in whole.named_buffers()]
+    base, fixed = whole.state_dict(), {name for name, _ in whole.named_buffers()}
     for name in methods_of(trained):
-        records = pd.read_parquet(trained / "runs" / "small" / f"{name}-1" / "records.parquet")
+        records = pd.read_parquet(runs / f"{name}-1" / "records.parquet")
         tree = profile.run(name).method.tree.build(6, 0, 1)
         assert records.num_forward_evals.tolist() == [0, 2 * tree.num_forward_evals(4)], name
         assert records.grad_norm.iloc[-1] > 0 and records.old_policy_ratio_error.max() < 1e-4, name
-        weights = load(trained / "runs" / "small" / f"{name}-1" / "transformer").state_dict()
-        assert weights.keys() == base.keys() and all(
-            torch.equal(weights[key], base[key]) for key in fixed
-        )
-        assert any(not torch.equal(weights[key], base[key]) for key in base), name
+        weights = load(runs / f"{name}-1" / "transformer").state_dict()
+        changed = {key for key in base if not torch.equal(weights.pop(key), base[key])}
+        assert changed and not weights and not changed & fixed, name
 
 
 def test_runs_are_evaluated_and_reported_beside_the_base(trained):
     for method, seed in (("base", 0), ("g2rpo", 1), ("adapted", 1)):
         run(evaluate, trained, method, seed)
-    done = run_here(report.main, "--profile", "small", folder=trained)
-    assert done.returncode == 0, done.stderr
+    assert run_here(report.main, "--profile", "small", folder=trained).returncode == 0
     found = json.loads((trained / "reports" / "report.json").read_text())
-    assert set(found) >= {"base-0", "g2rpo-1", "adapted-1"}
+    assert found.keys() >= {"base-0", "g2rpo-1", "adapted-1"}
 
 
-def test_weights_are_exported_in_the_forms_that_the_base_has(trained):
-    """In plain diffusers, the LoRA has the strength that it was trained at."""
+def test_an_exported_lora_has_the_strength_that_it_was_trained_at(trained):
+    """In plain diffusers; a base names the forms that it has."""
     words, base = ["export", "g2rpo-1", "--out", "whole", "--form"], base_of(trained)
     if "original" not in base.forms:
         lacks = f"error: export: {base.label} has no form original, only {', '.join(base.forms)}\n"
         assert refusal(main, *words, "original", folder=trained) == lacks
-    assert run_here(main, *words, "diffusers", folder=trained).returncode == 0
-    whole = base.transformer.from_pretrained(trained / "whole" / "transformer").state_dict()
-    ours = base.transformer.from_pretrained(
-        trained / "runs" / "small" / "g2rpo-1" / "transformer"
-    ).state_dict()
-    assert all(torch.equal(whole[name], ours[name]) for name in ours)
-    card = (trained / "whole" / "README.md").read_text()
-    assert base.transformer.__name__ in card and base.pipeline.__name__ in card and base.tag in card
     done = run_here(main, "export", "adapted-1", "--form", "lora", "--out", "lora", folder=trained)
     assert done.returncode == 0, done.stderr
     outputs = []
+    how = {"height": 32, "width": 32, "num_inference_steps": 2, "max_sequence_length": 12}
     for folder in (trained / "lora", trained / "runs" / "small" / "adapted-1" / "lora"):
         pipeline = base.pipeline.from_pretrained(trained / "models" / "small" / "pipeline")
         randomize(pipeline.transformer)  # hardly trained, it would hide what an adapter does
         pipeline.load_lora_weights(folder)
-        pipeline.set_progress_bar_config(disable=True)
-        how = {
-            "height": 32,
-            "width": 32,
-            "num_inference_steps": 2,
-            "max_sequence_length": 12,
-            "output_type": "latent",
-        }
-        outputs.append(
-            pipeline(
-                prompt="a red circle", generator=torch.Generator().manual_seed(0), **how
-            ).images
-        )
+        how["generator"] = torch.Generator().manual_seed(0)
+        outputs.append(pipeline("a red circle", output_type="latent", **how).images)
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
-
-
-def test_pictures_are_drawn_with_guidance_and_without(trained):
-    files = []
-    for guidance in ("3.0", "1.0"):
-        words = ["--run", "adapted-1", "--guidance", guidance, "--out", f"pictures-{guidance}"]
-        done = run_here(main, "generate", "a small red circle", *words, folder=trained)
-        assert done.returncode == 0, done.stderr
-        files.append((trained / done.stdout.split()[0]).read_bytes())
-    assert files[0] != files[1]
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,7 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import refusal
 
 
-def test_prompts_that_cannot_be_shared_end_a_run_before_it_loads(
-    tmp_path, monkeypatch
-):
+def test_prompts_that_cannot_be_shared_end_a_run_before_it_loads(tmp_path, monkeypatch):
     """With `processes: auto` only the start tells how many there are."""
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     (tmp_path / "params.yaml").write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\n")
