@@ -2,7 +2,6 @@ import pytest
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.sampling.rollout import sample
@@ -36,10 +35,11 @@ def test_noise_is_drawn_as_diffusers_draws_it(policy):
     assert policy.noise(torch.Generator().manual_seed(3)).shape == (16, 32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sigma_and_guidance_reach_the_time_embedding_as_they_are(models, embeddings, dtype):
+def test_sigma_and_guidance_reach_the_time_embedding_as_they_are(models, embeddings):
     """In bfloat16, diffusers alone rounds 978.26 to 976, and 3500 to 3504."""
-    policy = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5, dtype=dtype)
+    policy = Policy.load(
+        models / "pipeline", height=32, width=32, guidance=3.5, dtype=torch.bfloat16
+    )
     seen = []
     policy.transformer.time_text_embed.time_proj.register_forward_hook(
         lambda module, given, _: seen.append(given[0])
@@ -51,13 +51,6 @@ def test_sigma_and_guidance_reach_the_time_embedding_as_they_are(models, embeddi
     )
     times, guidances = seen
     assert torch.equal(times, 1000 * sigmas) and torch.equal(guidances, torch.full((4,), 3500.0))
-
-
-def test_sizes_must_fit_the_patches(policy):
-    with pytest.raises(UserError, match="divisible by 8"):
-        Policy(
-            policy.architecture, policy.transformer, policy.vae, height=36, width=32, guidance=3.5
-        )
 
 
 def images_by_diffusers(

@@ -2,9 +2,6 @@
 
 import re
 
-import pytest
-
-from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.architectures.table import ARCHITECTURES, known_repos, known_shape
 from g2rpo_core.config import load_profile
 from g2rpo_core.estimate.tracing import shape_of
@@ -21,19 +18,6 @@ CLASSES = re.compile(
     )
 )
 MODULES = re.compile("|".join({type(base).__module__ for base in ARCHITECTURES.values()}))
-
-
-@pytest.mark.parametrize(
-    "package", ["g2rpo_core", "stages", "pipeline", "flows", "studies", "tools"]
-)
-def test_no_other_file_names_a_class_of_a_base_model(package):
-    """Nor imports its module: the table finds it by the pipeline's class, or the repository."""
-    for file in (ROOT / package).rglob("*.py"):
-        path = str(file.relative_to(ROOT))
-        if path.startswith(OWN):
-            continue
-        assert not CLASSES.search(text := file.read_text()), path
-        assert not MODULES.search(text), path
 
 
 def test_every_published_repository_has_one_base():
@@ -60,11 +44,3 @@ def test_the_shape_of_an_unknown_repository_is_that_of_the_model_it_names():
         shape_of(with_pipeline())
     with refused("builds its own small models"):
         shape_of(load_profile(ROOT / "profiles" / "tiny_sd3.yaml"))
-
-
-def test_the_forms_of_a_base_are_those_that_it_can_write():
-    for base in ARCHITECTURES.values():
-        renames = type(base).original_modules is not Architecture.original_modules
-        assert ("original" in base.forms) == renames and {"diffusers", "lora", "peft"} <= set(
-            base.forms
-        )

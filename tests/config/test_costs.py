@@ -49,7 +49,6 @@ def test_guidance_doubles_what_a_trained_state_costs(monkeypatch):
     "name, group, noises, updates",
     [
         ("mix_grpo", 3, 1, 2),
-        ("tempflow_grpo", 4, 2, 2),
         ("tempflow_grpo", 6, 3, 4),
         ("flow_grpo", 4, 2, 2),
         ("g2rpo", 3, 1, "step"),

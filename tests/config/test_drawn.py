@@ -55,22 +55,3 @@ def test_every_entry_is_drawn_alike_in_training_monitor_evaluation_and_generatio
         assert drawn_of("base", drawn)[base] == training and base == base_for(
             compared.drawn, run.sampling
         )
-
-
-def test_methods_that_train_without_guidance_are_measured_without():
-    """They were once evaluated with a guidance that they had never seen."""
-    profile = load_profile(ROOT / "profiles" / "sd35_medium_hps_clip.yaml")
-    drawn = profile.drawn(["g2rpo", "diffusion_nft", "awm", "advantage_flow"])
-    assert {
-        name: drawn_of(name, drawn)[name]["guidance"]
-        for name in ("g2rpo", "diffusion_nft", "awm", "advantage_flow")
-    } == {
-        "g2rpo": 4.5,
-        "diffusion_nft": 1.0,
-        "awm": 1.0,
-        "advantage_flow": 1.0,
-    }
-    assert {name: how["guidance"] for name, how in drawn_of("base", drawn).items()} == {
-        "base": 4.5,
-        "base.guidance_1": 1.0,
-    }

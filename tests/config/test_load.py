@@ -160,20 +160,6 @@ def test_the_origin_of_a_value_is_the_line_that_says_it(profiles):
         assert file == str(parent) and value in parent.read_text().splitlines()[int(line) - 1]
 
 
-def test_every_value_of_a_profile_has_an_origin():
-    resolved = resolve(ROOT / "profiles" / "flux_lora_24gb.yaml")
-
-    def leaves(data, prefix):
-        for key, value in data.items():
-            yield from (
-                leaves(value, f"{prefix}{key}.")
-                if isinstance(value, dict) and value
-                else [f"{prefix}{key}"]
-            )
-
-    assert sorted(resolved.origin) == sorted(leaves(resolved.data, ""))
-
-
 def test_a_named_variant_departs_from_the_method_that_it_names(profiles):
     variant = (
         "{method: g2rpo, label: G²RPO of two steps, settings: {tree: {sde_steps: [0, 1, 2, 3, 4], "

@@ -31,11 +31,6 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
         ),
         (
             "num_generations: 12",
-            "num_generations: twelve",
-            "training.num_generations: Input should be a valid integer (got 'twelve')",
-        ),
-        (
-            "num_generations: 12",
             "num_generations: '12'",
             "training.num_generations: Input should be a valid integer (got '12')",
         ),
@@ -43,11 +38,6 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
             "steps: 10\n  shift",
             "steps: 5\n  shift",
             "methods.g2rpo: SDE step 4 needs sampling.steps of at least 6",
-        ),
-        (
-            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
-            "g2rpo_no_mgai: {settings: {tree: {granularities: [0, 1]}}}",
-            "methods.g2rpo_no_mgai.settings.tree.granularities: must each be at least 1",
         ),
         (
             "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
@@ -61,16 +51,6 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
                 "methods.g2rpo_no_mgai.settings.tree.sde: Input should be 'flow', "
                 "'dance' or 'cps' (got 'wave')"
             ),
-        ),
-        (
-            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
-            "g2rpo_no_mgai: {settings: {etta: 1}}",
-            "methods.g2rpo_no_mgai.settings.etta: unknown key; allowed are tree, credit, objective",
-        ),
-        (
-            "g2rpo_no_mgai: {settings: {tree: {sde_steps: [0, 1, 2, 3, 4]}}}",
-            "g2rpo_no_mgai: {training: {learning_rate: -1.0}}",
-            "methods.g2rpo_no_mgai.training.learning_rate: Input should be greater than 0",
         ),
         ("  dance_grpo:", "  grpo:", "methods.grpo: unknown method 'grpo'; allowed are g2rpo, "),
         (
@@ -88,49 +68,19 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
         ),
         (
             REWARDS,
-            "geneval: {threshold: 30}",
-            "rewards.geneval.threshold: Input should be less than or equal to 1",
-        ),
-        (
-            REWARDS,
-            "hps: {microbatch: 2}",
-            (
-                "rewards.hps.microbatch: unknown key; allowed are max_missing, server, "
-                "micro_batch, "
-                "dtype, backend"
-            ),
-        ),
-        (
-            REWARDS,
-            "hps: {micro_batch: 0}",
-            "rewards.hps.micro_batch: Input should be greater than 0",
-        ),
-        (
-            REWARDS,
             "red: {settings: {}}",
             "rewards.red: one of your own needs `class: package.module:Class`",
-        ),
-        (REWARDS, "red: {class: mine.Red}", "rewards.red.class: String should match pattern"),
-        (
-            REWARDS,
-            "unified_reward: {template: v2}",
-            (
-                "rewards.unified_reward.template: Input should be 'final_score.v1', "
-                "'word_axes.v1' or 'axes.v1'"
-            ),
         ),
         (
             REWARDS,
             "unified_reward: {server: {url: here, model: m}}",
             "rewards.unified_reward.server.url: is no address: it has no host",
         ),
-        (REWARDS, "red: 1", "rewards.red: Input should be an object (got '1')"),
         (
             REWARDS,
             "sharpness: {class: mine:Sharp}",
             "rewards.sharpness: evaluations already measure an image statistic of this name",
         ),
-        ("  steps:\n  - 10", "  checkpoints: [50]", "evaluation.steps: Field required"),
         (
             "  steps:\n  - 10",
             "  steps: [10]\n  checkpoints: [50]",
@@ -151,12 +101,6 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
             "  - clip_score\n  - pick",
             "training.rewards: hps is not among evaluation.rewards",
         ),
-        ("source: shapes", "source: attic", "models: Input tag 'attic'"),
-        (
-            "dtype: float32",
-            "dtype: float8",
-            "embed.dtype: Input should be 'float32' or 'bfloat16' (got 'float8')",
-        ),
         (
             "  test: shapes",
             "  test: {repo: me/mine, files: [test.txt]}",
@@ -171,16 +115,6 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
             "  clip_score: {steps",
             "  # clip_score: {steps",
             "clip_score is not built: say in models.clip_score how it is trained",
-        ),
-        (
-            "seed: 0\n  images",
-            "seed: zero\n  images",
-            "models.seed: Input should be a valid integer (got 'zero')",
-        ),
-        (
-            "vae: {steps: 800",
-            "vae: {stepz: 800",
-            "models.vae.stepz: unknown key; allowed are steps, batch, learning_rate",
         ),
         ("embed:", "embed: [", "not YAML"),
     ],
@@ -219,22 +153,9 @@ PIPELINE = section_of("pipeline")
             "models.repos.hps_2: unknown model; allowed are pipeline, hps, clip_score, ",
         ),
         (
-            "revision: 3de623",
-            "revision: main",
-            "models.repos.pipeline.revision: String should match pattern",
-        ),
-        (
             section_of("pickscore_processor"),
             "",
             "evaluation.rewards: pickscore needs pickscore_processor in models.repos",
-        ),
-        (
-            section_of("image_reward") + section_of("image_reward_tokenizer"),
-            "",
-            (
-                "evaluation.rewards: image_reward needs image_reward and image_reward_tokenizer in "
-                "models.repos"
-            ),
         ),
         (
             "train: {repo: ymhao/HPDv2,",
@@ -250,26 +171,12 @@ PIPELINE = section_of("pipeline")
                     "on your own disk are `repo: null` and `folder: PATH`"
                 ),
             )
-            for wrong in ("../my_flux", "/srv/my_flux", "./models", "a/b/c", "me/my--flux")
-        ),
-        (
-            "files: [test.json]",
-            "file: test.json",
-            (
-                "prompts.test.file: unknown key; allowed are repo, revision, files, sha256, "
-                "distinct, "
-                "styles"
-            ),
+            for wrong in ("/srv/my_flux", "me/my--flux")
         ),
         (
             "  g2rpo_published:",
             "  g2rpo:",
             "published.g2rpo: is the name of a method; choose another name",
-        ),
-        (
-            "    method: mix_grpo\n",
-            "    method: mix\n",
-            "published.mix_grpo_published.method: unknown method 'mix'",
         ),
         ("repo: tulvgengenr/MixGRPO", "sha256: {}", "needs either `repo` or `folder`"),
         (
@@ -298,7 +205,6 @@ def test_mistakes_in_a_hub_profile_end_in_one_line(tmp_path, old, new, message):
             "published: 'theirs' is not in section published of .*; allowed are none",
         ),
         ("[]", "[1]", "[]", "methods: name at least one, or a published model"),
-        ("[g2rpo]", "[]", "[]", "seeds: .*at least 1 item"),
     ],
 )
 def test_params_are_checked_against_their_profile(

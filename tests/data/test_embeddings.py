@@ -1,7 +1,6 @@
 from functools import partial
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from diffusers import FluxPipeline
@@ -68,42 +67,11 @@ def test_bfloat16_is_stored_bit_for_bit(tmp_path):
     )
 
 
-def test_files_are_laid_out_for_random_access(pipeline, tmp_path):
-    write(
-        tmp_path / "train",
-        captions("shapes", 11, 0, testing=False),
-        partial(encode, pipeline, max_length=16, batch=4),
-        "float32",
-        shard_rows=8,
-    )
-    files = sorted((tmp_path / "train").iterdir())
-    assert [file.name for file in files] == ["part-00000.parquet", "part-00001.parquet"]
-    metadata = pq.ParquetFile(files[0]).metadata
-    assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [4, 4]
-    column = metadata.row_group(0).column(3)
-    assert (
-        column.path_in_schema,
-        column.compression,
-        column.statistics,
-        column.has_dictionary_page,
-    ) == (
-        "context",
-        "UNCOMPRESSED",
-        None,
-        False,
-    )
-
-
 def test_a_prompt_over_the_limit_is_named(pipeline):
     prompts = [Prompt("fine", "a red circle", ""), Prompt("long", "a red circle " * 9, "")]
     check_lengths(prompts[:1], pipeline.tokenizer_2, 16)
     with pytest.raises(UserError, match="prompt long has 28 tokens.*max_sequence_length = 16"):
         check_lengths(prompts, pipeline.tokenizer_2, 16)
-
-
-def test_a_missing_store_says_which_stage_makes_it(here):
-    with pytest.raises(UserError, match="dvc repro embed"):
-        EmbeddingStore(Path("embeddings", "nothing"))
 
 
 @pytest.mark.parametrize(

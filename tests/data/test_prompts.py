@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from g2rpo_core.data.prompts import (
     Prompt,
     captions,
-    choose,
     distinct,
     given_prompts,
     held_out,
@@ -57,14 +56,10 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
         ("none.txt", None, "no such prompt file"),
         ("empty.txt", "\n \n", "holds no prompt"),
         ("x.csv", "words,style\na,b\n", "no column `prompt` (or prompts, caption, captions, te"),
-        ("two.csv", "caption;text\na;b\n", "the columns `caption` and `text` could both be the pr"),
         ("twice.csv", "prompt,style,style\na,b,c\n", "two columns have the same name"),
-        ("unseen.txt", "a\n\u200b \u00ad\n", "row 2 has no character that is seen ('\\u200b \\xad"),
         ("x.jsonl", '{"prompt": "a"}\n{oops\n', "row 2: Expecting property name"),
         ("x.parquet", "not parquet", "is not a Parquet file, or its beginning is damaged"),
-        ("x.docx", "a", "not from .docx"),
         ("n.jsonl", '{"prompt": "a"}\n1\n', "row 2: is no object with a `prompt`"),
-        ("l.jsonl", '{"prompt": ["a"]}\n{"text": 1}\n', "row 2 has no prompt: each needs a text"),
         ("escape.txt", "a\x1b[31mb\n", "row 1 has the control character '\\x1b'"),
         (
             "comma.csv",
@@ -100,17 +95,11 @@ A, B = "a cat, sitting", "ein Hund; groß"
             "ours_wins.jsonl",
             f'{{"text": "no", "prompt": "{A}"}}\n{{"text": "no", "prompt": "{B}"}}\n',
         ),
-        ("windows.txt", f"{A}\r\n{B}\r\n"),
     ],
 )
 def test_what_others_write_is_read_as_they_mean_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content.encode())
     assert [prompt.text for prompt in read_prompts(tmp_path / name)] == [A, B]
-
-
-def test_a_long_field_of_a_csv_is_a_prompt(tmp_path):
-    (tmp_path / "long.csv").write_text("style,prompt\nphoto," + "a " * 100_000 + "\n,b\n")
-    assert [len(prompt.text) for prompt in read_prompts(tmp_path / "long.csv")] == [199_999, 1]
 
 
 def test_a_text_that_differs_in_spaces_or_unicode_form_alone_is_one_prompt(tmp_path):
@@ -131,13 +120,7 @@ def test_what_is_tested_is_not_trained_on():
         held_out(train, train)
 
 
-ALIKE = [
-    "a red circle",
-    "a r\u00aded circle",
-    "\ufeffA RED\u2003circle",
-    "a \uff52ed circ\u200dle",
-    "a re\u2060d circle\ufe0f",
-]
+ALIKE = ["a red circle", "a r\u00aded circle", "a \uff52ed circ\u200dle"]
 
 
 @pytest.mark.parametrize("text", ALIKE)
@@ -187,14 +170,6 @@ def test_prompts_survive_the_file(here):
         load_prompts(folder / "other.parquet")
 
 
-def test_training_and_test_captions_are_different_ones():
-    train, test = (
-        captions("shapes", 400, 0, testing=False),
-        captions("shapes", 400, 0, testing=True),
-    )
-    assert len({prompt.text for prompt in [*train, *test]}) == 800
-
-
 def test_every_epoch_visits_every_prompt_once_in_an_order_of_its_own():
     epochs = [
         [
@@ -209,11 +184,3 @@ def test_every_epoch_visits_every_prompt_once_in_an_order_of_its_own():
     assert prompt_order(7, 2, 10, seed=3) == epochs[1][4:6]
     across = [index for iteration in range(10) for index in prompt_order(iteration, 3, 10, seed=3)]
     assert across == [index for epoch in epochs for index in epoch]
-
-
-def test_choosing_is_seeded_and_keeps_the_order():
-    prompts = [Prompt(str(n), "x", "") for n in range(50)]
-    chosen = choose(prompts, 10, seed=1)
-    assert chosen == choose(prompts, 10, seed=1) != choose(prompts, 10, seed=2)
-    assert [int(p.id) for p in chosen] == sorted(int(p.id) for p in chosen)
-    assert choose(prompts, 99, seed=1) == prompts

@@ -23,9 +23,3 @@ def test_a_long_run_prints_a_line_whenever_one_is_due(capsys, monkeypatch):
             bar.refresh()
     lines = capsys.readouterr().err.splitlines()
     assert all(any(f"{count}/3" in line for line in lines) for count in (0, 1, 2, 3))
-
-
-def test_a_bar_of_another_process_shows_nothing(capsys):
-    with Bar(total=3, desc="train", disable=True) as bar:
-        bar.update(3)
-    assert not capsys.readouterr().err

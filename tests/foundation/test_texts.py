@@ -1,11 +1,10 @@
 """Texts from outside are shown so that they steer nothing."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.texts import echo, markdown, reason, steering, visible
+from g2rpo_core.foundation.texts import echo, markdown, steering, visible
 
 # Escape sequences, C1 controls, marks of direction, separators, half of a surrogate pair
 PIECES = ["\x1b]0;title\x07", "\x9b31m", "\u202egnp", "\u2066", "\u2028", "\x85", "\ud800"]
@@ -23,15 +22,3 @@ def test_no_text_controls_a_terminal_or_begins_a_line_of_its_own(text):
 def test_texts_of_every_language_stay_as_they_are(capsys):
     echo("caf\u00e9 \u05d0\u05d1 \U0001f415 a|b", "two\nlines")
     assert capsys.readouterr().out == "caf\u00e9 \u05d0\u05d1 \U0001f415 a|b\ntwo\\nlines\n"
-
-
-@pytest.mark.parametrize(
-    ("wrote", "why"),
-    [
-        ("ERROR: no x - ~/x: [Errno 2]\n", "no x - ~/x: [Errno 2]"),
-        ("warning\nfatal: not a repository\n\n", "not a repository"),
-        ("", "it wrote nothing"),
-    ],
-)
-def test_the_reason_of_a_failure_is_the_last_line_that_says_one(wrote, why):
-    assert reason(wrote) == why

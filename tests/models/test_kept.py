@@ -26,6 +26,3 @@ def test_what_is_kept_is_made_again_only_if_what_decides_it_changes(here, monkey
     for file in module.FOLDER.iterdir():
         file.write_text("{")
     assert ask("a", (1, "x")) == 5 and ask("a", (1, "x")) == 5
-    monkeypatch.setattr(module, "FOLDER", here / "no" / "folder")
-    (here / "no").write_text("a file")
-    assert ask("a", (3, "x")) == 6

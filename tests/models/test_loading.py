@@ -7,10 +7,9 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
-from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.models.settings import LoraSettings, ParallelSettings
+from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.sampling.settings import SamplingSettings
 from tests.fixtures.errors import refused
 from tests.fixtures.rollouts import two_velocities
@@ -42,14 +41,9 @@ def test_a_lora_of_layers_that_are_not_there_is_one_line_about_the_setting(model
     "files, message",
     [
         ({}, "no safetensors; it must hold a transformer or a LoRA"),
-        ({"one/a": "weight", "two/a": "weight"}, "weights in 2 folders"),
         (
             {"pytorch_lora_weights": "x.lora_A.weight", "adapter_model": "x.lora_A.weight"},
             r"2 files of weights \(adapter_model.*; pytorch_lora_weights.*\): name one",
-        ),
-        (
-            {"a": "x.lora_A.weight", "b": "x.lora_A.weight"},
-            r"holds 2 files of weights \(a.safetensors; b.safetensors\): name one",
         ),
         (
             {"a": "unet.x.lora_A.weight"},
@@ -76,26 +70,6 @@ def backends(transformer) -> set:
         for module in transformer.modules()
         if hasattr(module, "processor")
     }
-
-
-def test_rollout_update_and_base_attend_by_the_backend_of_the_settings(
-    models, embeddings, monkeypatch
-):
-    """As one of two processes; sharding, which needs the other one, is left out."""
-    monkeypatch.setattr("g2rpo_core.models.policy.parallelize", lambda *_: None)
-    how = {
-        **HOW,
-        "parallel": ParallelSettings(replica=True),
-        "processes": ProcessGroup(0, 2),
-        "base": True,
-    }
-    chosen = Policy.load_to_train(models / "pipeline", attention="native", **how)
-    plain = Policy.load_to_train(models / "pipeline", **how)
-    for policy, backend in ((chosen, "native"), (plain, None)):
-        assert [backends(each) for each in (policy.transformer, policy._replica, policy._base)] == [
-            {backend}
-        ] * 3
-    assert torch.equal(two_velocities(chosen, embeddings), two_velocities(plain, embeddings))
 
 
 def test_a_backend_that_this_machine_or_model_lacks_ends_in_one_line(models, sd3_models, tiny):

@@ -99,10 +99,9 @@ def test_outputs_and_gradients_are_those_of_a_layer_with_the_restored_weights(ki
 
 
 @KINDS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rollouts_and_updates_see_the_same_velocity(pipeline, embeddings, kind, dtype):
+def test_rollouts_and_updates_see_the_same_velocity(pipeline, embeddings, kind):
     """With and without gradients, and when the saved run is sampled."""
-    policy = Policy.load_to_train(pipeline, LORA, quantize=kind, dtype=dtype, **HOW)
+    policy = Policy.load_to_train(pipeline, LORA, quantize=kind, dtype=torch.bfloat16, **HOW)
     conditioning = embeddings.conditioning([0, 1])
     latents, sigma, prompt = (
         policy.noise(torch.Generator().manual_seed(0), 2),
@@ -114,12 +113,12 @@ def test_rollouts_and_updates_see_the_same_velocity(pipeline, embeddings, kind, 
         assert torch.equal(policy.sampling_velocity(conditioning)(latents, sigma, prompt), updated)
         # a new LoRA changes nothing
         assert torch.equal(policy.base_velocity(conditioning)(latents, sigma, prompt), updated)
-        plain = Policy.load(pipeline, dtype=dtype, **HOW).velocity(conditioning)(
+        plain = Policy.load(pipeline, dtype=torch.bfloat16, **HOW).velocity(conditioning)(
             latents, sigma, prompt
         )
-        sampled = Policy.load(pipeline, quantize=kind, dtype=dtype, **HOW).velocity(conditioning)(
-            latents, sigma, prompt
-        )
+        sampled = Policy.load(pipeline, quantize=kind, dtype=torch.bfloat16, **HOW).velocity(
+            conditioning
+        )(latents, sigma, prompt)
     assert torch.equal(sampled, updated)
     assert 0 < (updated - plain).norm() / plain.norm() < {"int8": 0.02, "nf4": 0.3}[kind]
 
@@ -183,7 +182,8 @@ def test_the_blocks_take_as_many_bytes_as_the_plan_counts(pipeline, kind):
 
 
 @pytest.mark.parametrize(
-    "training", ["{lora: null}", "{processes: 2, prompts_per_iteration: 2}", "{processes: auto}"]
+    "training",
+    ["{lora: null}", "{processes: auto}"],
 )
 def test_a_profile_that_trains_all_weights_or_with_many_processes_is_refused(training, tmp_path):
     for file in (ROOT / "profiles").glob("flux_*.yaml"):

@@ -173,7 +173,6 @@ def report():
     "words, told",
     [
         (["-m", "stages.prompts", "--profile", "tiny"], ["AVX2", "1", "portable"]),
-        (["-m", "g2rpo_core.cli", "probe"], ["AVX2", "1", "portable"]),
         (["-m", "stages.prompts", "--profile", "mine"], ["2", "native"]),
     ],
 )
@@ -209,11 +208,6 @@ def test_a_processor_that_cannot_is_refused_in_one_line(monkeypatch, machine, fl
     told = f"numerics: portable {problem}: set numerics: native in the profile; "
     with refused(f"^{re.escape(told)}its results have other bits$"):
         portable.use("portable")
-
-
-def test_a_profile_that_cannot_be_read_is_left_to_its_reader(here):
-    for name in (None, "missing", "../outside"):
-        pins.pin_profile(name)
 
 
 UPDATE = """

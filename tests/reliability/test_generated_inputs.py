@@ -24,9 +24,7 @@ from g2rpo_core.data.prompts import Prompt, normalized, read_prompts
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaints
-from g2rpo_core.foundation.manifest import describe_files
 from g2rpo_core.foundation.texts import steering
-from g2rpo_core.hub.model_store import LOCK, ModelStore, write_lock
 from tests.conftest import ROOT
 
 FEW, MANY = 12, 220  # inputs of each kind, at every commit and in the slow tier
@@ -235,28 +233,6 @@ class TestStores:
             and found.tensors["context"].shape[1:] == (2, 3)
         )
 
-    @draws(damages, st.integers(0, 20))
-    def test_damaged_models(self, folder, how, which):
-        root = folder / "models"
-        if not root.exists():
-            (root / "one").mkdir(parents=True)
-            (root / "one" / "config.json").write_text('{"a": 1}')
-            (root / "one" / "weights.bin").write_bytes(random.Random(0).randbytes(999))
-            write_lock(root, {"one": {"folder": "one", "files": describe_files(root / "one")}})
-            shutil.copytree(root, folder / "whole")
-        files = [LOCK, "one/config.json", "one/weights.bin"]
-        for name in files:
-            shutil.copy(folder / "whole" / name, root / name)
-        name = files[which % 3]
-        damage(folder / "whole" / name, root / name, how)
-        found = read_or_none(lambda: ModelStore(root).folder("one"))
-        if found is not None and name != LOCK:
-            assert (root / name).read_bytes() == (
-                folder / "whole" / name
-            ).read_bytes()  # a damaged file is never taken
-        if found is not None:
-            assert found.resolve().is_relative_to(root.resolve())
-
     @draws(damages, st.sampled_from(["manifest.json", "records.json", ".metadata", "__0_0.distcp"]))
     def test_damaged_checkpoints(self, folder, how, name):
         if not (folder / "whole").exists():
@@ -273,21 +249,3 @@ class TestStores:
             read_or_none(lambda: checkpoint.load_state(path, state))
             if name != "manifest.json":  # it says itself what the others are
                 assert (path / name).read_bytes() == (folder / "whole" / name).read_bytes()
-
-
-# A valid row of each table that a later stage or a command reads
-ROWS = {
-    "results": {
-        "method": "g2rpo",
-        "seed": 1,
-        "checkpoint": "final",
-        "steps": 2,
-        "prompt_id": "p",
-        "style": "",
-        "reward": "hps",
-        "score": 0.5,
-        "reason": None,
-    },
-    "records": {"iteration": 3, "num_forward_evals": 8, "num_transitions": 2},
-    "prompts": {"id": "p-1", "prompt": "a red circle", "style": ""},
-}

@@ -34,17 +34,6 @@ def test_runs_are_paired_by_prompt_and_told_apart_where_it_is_more_than_chance(r
     assert found["g2rpo", "hps"].intervals == [pytest.approx((0.1, 0.1))]
 
 
-def test_from_three_seeds_on_a_change_is_that_of_their_mean(results):
-    seeds = pd.concat(results.assign(seed=seed) for seed in (1, 2, 3))
-    moved = pd.concat(
-        shifted(results.assign(seed=seed), "g2rpo", by)
-        for seed, by in {1: 0.3, 2: -0.3, 3: 0.01}.items()
-    )
-    change = lines_of(changes(Side("a", {}, seeds), Side("b", {}, moved)))[0]
-    assert change.method == "g2rpo" and change.difference == pytest.approx(0.01 / 3)
-    assert change.intervals == [(change.low, change.high)] and change.tone == ""
-
-
 def test_settings_that_differ_are_those_of_methods_that_both_have(results):
     other = {
         "training": {"learning_rate": 2e-3, "rewards": {"hps": 1.0}, "lora": None},

@@ -1,9 +1,7 @@
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.reporting.measured import read_seconds
 from g2rpo_core.reporting.tables import by_run
 from g2rpo_core.reporting.verdict import PAPER, paper_rows
@@ -13,7 +11,6 @@ from tests.reporting.test_tables import beside_base
 @pytest.mark.parametrize(
     "name, method, steps, expected",
     [
-        ("g2rpo", "g2rpo", [10], [(10, "Table 1, 50 steps", 0.376)]),
         (
             "g2rpo",
             "g2rpo",
@@ -21,23 +18,17 @@ from tests.reporting.test_tables import beside_base
             [(10, "Table 4, 10 steps", 0.378), (50, "Table 1, 50 steps", 0.376)],
         ),
         (
-            "g2rpo",
-            "g2rpo",
-            [20, 30],
-            [(20, "Table 4, 20 steps", 0.376), (20, "Table 1, 50 steps", 0.376)],
-        ),
-        (
             "cheaper",
             "g2rpo",
             [10],
             [(10, "Table 1, 50 steps", 0.376)],
-        ),  # an entry of that method is compared with its row
+        ),
         (
             "lambda_1",
             "g2rpo",
             [10],
             [(10, "Table 2, 50 steps", 0.372)],
-        ),  # one that the paper names itself with its own alone
+        ),
         ("flow_grpo", "flow_grpo", [10], []),
     ],
 )
@@ -87,8 +78,3 @@ def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewher
     assert read_seconds(names, seeds, [tmp_path, tmp_path / "base-1"], labels) == {
         "A": {"0": 0.0, "2": 2.5}
     }
-    (tmp_path / "b-2.json").write_text('{"seconds": [1, 2]}')
-    Path("reports").mkdir()
-    Path("reports", "timings").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="b-2.json: holds no seconds of iterations; delete it"):
-        read_seconds(names, seeds, [Path("reports", "timings")], labels)

@@ -20,14 +20,6 @@ def test_a_constant_difference_has_no_interval():
     assert (gap["difference"], gap["low"], gap["high"], gap["win_rate"]) == (2, 2, 2, 1)
 
 
-def test_pairing_removes_what_prompts_have_in_common():
-    rng = np.random.default_rng(0)
-    control = rng.normal(0, 10, 400)
-    gap = paired_difference(control + rng.normal(0.5, 1, 400), control)
-    assert gap["difference"] > 5 * gap["standard_error"]
-    assert gap["low"] > 0.3 and gap["high"] < 0.7
-
-
 def test_intervals_cover_the_truth_nineteen_times_in_twenty():
     rng = np.random.default_rng(0)
     covered = 0
@@ -55,14 +47,10 @@ def test_ties_count_half():
     assert paired_difference(np.array([1.0, 0.0, -1.0, 0.0]), np.zeros(4))["win_rate"] == 0.5
 
 
-def test_the_same_numbers_give_the_same_interval():
-    sample = np.random.default_rng(0).normal(size=50)
-    assert paired_difference(sample, np.zeros(50), "a") == paired_difference(
-        sample, np.zeros(50), "a"
-    )
-
-
-@pytest.mark.parametrize("seeds", [3, 10, 20])
+@pytest.mark.parametrize(
+    "seeds",
+    [3, 20],
+)
 def test_the_interval_over_seeds_covers_their_true_mean_nineteen_times_in_twenty(seeds):
     rng = np.random.default_rng(0)
     spreads = [spread(list(rng.normal(2.0, 0.5, seeds))) for _ in range(2000)]

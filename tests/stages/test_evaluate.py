@@ -12,11 +12,9 @@ from ruamel.yaml import YAML
 from g2rpo_core.cli.main import main as g2rpo
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.prompts import captions
-from g2rpo_core.inference.runs import drawn_as, sampling_of
+from g2rpo_core.inference.runs import sampling_of
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.reporting.recorded import gains_in
 from stages import evaluate, profile, report
-from stages.profile import written_data
 from tests.conftest import ROOT, embed
 from tests.fixtures.commands import run_here
 from tests.fixtures.weights import randomize
@@ -114,17 +112,6 @@ def test_weights_that_are_the_bases_score_as_the_base_drawn_alike(evaluated):
     assert of_first["hps"] == pytest.approx(first[first.reward == "hps"].score.mean())
 
 
-def test_what_the_stage_profile_writes_is_what_the_stages_read(evaluated):
-    settings = load_profile(evaluated / "profiles" / "mixed.yaml")
-    written = written_data(settings.model_dump(mode="json"), ["g2rpo", *ENTRIES])["drawn"]
-    assert [each["guidance"] for each in written["base"]] == [3.5, 1.0]
-    assert {name: written["methods"][name]["guidance"] for name in ENTRIES} == ENTRIES
-    # A base that no run is compared with is not measured
-    assert [each["guidance"] for each in settings.drawn(["apart"])["base"]] == [1.0]
-    assert [each["guidance"] for each in settings.drawn(["g2rpo", "mix_grpo"])["base"]] == [3.5]
-    assert [each["guidance"] for each in settings.drawn([])["base"]] == [3.5]
-
-
 def test_pictures_are_drawn_as_the_run_was_trained(evaluated):
     def drawn(*words: str) -> dict[str, dict]:
         folder = evaluated / "pictures" / "-".join(words).replace("/", "_")
@@ -138,8 +125,6 @@ def test_pictures_are_drawn_as_the_run_was_trained(evaluated):
     guidance = lambda found: {
         name.removesuffix("-0000-0.png"): about["guidance"] for name, about in found.items()
     }
-    alone = drawn("--run", "apart-1", "--run", "base")
-    assert guidance(alone) == {"base": 1.0, "apart-1": 1.0}  # the base as the run beside it
     assert guidance(drawn("--run", "base")) == {"base": 3.5}
     several = drawn("--run", "base", "--run", "g2rpo-1", "--run", "apart-1")
     assert guidance(several) == {
@@ -147,10 +132,6 @@ def test_pictures_are_drawn_as_the_run_was_trained(evaluated):
         "base.guidance_1": 1.0,
         "g2rpo-1": 3.5,
         "apart-1": 1.0,
-    }
-    assert guidance(drawn("--run", "base", "--run", "apart-1", "--guidance", "2")) == {
-        "base": 2.0,
-        "apart-1": 2.0,
     }
     assert guidance(drawn("--run", "runs/mixed/apart-1")) == {"runs_mixed_apart-1": 1.0}
     # The pictures, not only what is written of them
@@ -177,8 +158,6 @@ def test_a_run_elsewhere_is_drawn_as_its_own_profile_and_study_say(evaluated, mo
     assert sampling_of("runs/mixed/apart-1", "tiny", tiny).guidance == 1.0
     assert sampling_of("runs/mixed/apart-1/snapshots/000010", "tiny", tiny).guidance == 1.0
     assert sampling_of("profiles", "mixed", mixed).guidance == 3.5  # weights of others
-    assert sampling_of("base", "mixed", mixed).guidance == 3.5
-    assert list(drawn_as(["base", "base"], "mixed", mixed)) == ["base"]
     study = {
         "study": "mine",
         "profile": "tiny",
@@ -198,14 +177,3 @@ def test_a_run_elsewhere_is_drawn_as_its_own_profile_and_study_say(evaluated, mo
     write_yaml(Path("studies/mine/params.yaml"), study)
     Path("studies/mine/runs/quiet-1").mkdir(parents=True)
     assert sampling_of("studies/mine/runs/quiet-1", "mixed", mixed).guidance == 2.0
-
-
-def test_gains_of_a_table_leave_out_every_base():
-    rows = [("base", None), ("base.guidance_1", None), ("mine", 0.5)]
-    table = pd.DataFrame(
-        [
-            {"part": "run", "reward": "training", "method": name, "seed": 0, "difference": gain}
-            for name, gain in rows
-        ]
-    )
-    assert gains_in(table) == {("mine", 0): 0.5}

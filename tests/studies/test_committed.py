@@ -1,9 +1,8 @@
 import pytest
 from ruamel.yaml import YAML
 
-from g2rpo_core.config import load_study
 from studies import __main__ as studies
-from studies.committed import hashes_in, write_seconds
+from studies.committed import hashes_in
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import git
@@ -66,19 +65,3 @@ def test_verify_compares_a_lock_with_the_committed_lines(project):
         "dance_grpo-3 missing",
         "8 equal, 1 different, 1 missing",
     ]
-
-
-def test_seconds_are_medians_and_those_of_runs_made_elsewhere_stay(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    study = load_study("steps")
-    (tmp_path / "seconds.json").write_text('{"mix_grpo": {"seconds": 61.0, "runs": 8}}')
-    for seed, seconds in zip(study.seeds, (5.0, 90.0, 7.04)):
-        (tmp_path / f"g2rpo-{seed}.json").write_text(
-            f'{{"seconds": {{"0": 0.0, "150": {seconds}}}}}'
-        )
-    write_seconds(tmp_path / "seconds.json", study, [tmp_path])
-    written = YAML(typ="safe").load(tmp_path / "seconds.json")
-    assert written == {
-        "mix_grpo": {"seconds": 61.0, "runs": 8},
-        "g2rpo": {"seconds": 7.0, "runs": 3},
-    }

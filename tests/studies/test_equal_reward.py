@@ -34,8 +34,3 @@ def test_the_level_is_what_both_reach_and_gains_are_counted_from_each_start():
     found = compared([(0.5, 0.7), (0.7, 0.6)], [(0.6, 0.9), (0.7, 0.6), (0.4, 0.1)])
     assert found.level == pytest.approx(0.1)
     assert found.difference == pytest.approx(-0.05 - -0.3)
-
-
-def test_a_run_that_never_gains_differs_by_nothing():
-    found = compared([(0.5, 0.7), (0.4, 0.1)], [(0.5, 0.7), (0.9, 0.2)])
-    assert (found.level, found.difference) == (0, 0)

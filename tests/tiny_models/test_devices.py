@@ -8,14 +8,11 @@ from torch.utils._pytree import tree_map_only
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tiny_models.build import build_models
-from g2rpo_core.tiny_models.clip import architecture, open_clip_towers, transformers_towers
 from g2rpo_core.tiny_models.language import TinyFlux2, TinyQwenImage
 from g2rpo_core.tiny_models.pipeline import TinyFlux, TinyStableDiffusion3
 from g2rpo_core.tiny_models.settings import (
     BuiltModels,
     FitSettings,
-    TowerSize,
-    TransformerSize,
     VaeSize,
 )
 
@@ -74,29 +71,6 @@ def test_a_base_model_is_trained_on_its_device(twin, monkeypatch):
         )
         velocity = base.velocity(latents, sigma, prompt, None)
     assert decoded.device == velocity.device == OTHER and velocity.shape == latents.shape
-
-
-def test_sizes_decide_the_models():
-    size = TransformerSize(heads=3, head_width=48, blocks=1, single_blocks=4)
-    flux = TinyFlux(TASK, ["a"], size).parts["transformer"]
-    assert (len(flux.transformer_blocks), len(flux.single_transformer_blocks), flux.inner_dim) == (
-        1,
-        4,
-        144,
-    )
-    assert sum(flux.config.axes_dims_rope) == 48 and all(
-        width % 2 == 0 for width in flux.config.axes_dims_rope
-    )
-    for twin in (TinyFlux, TinyFlux2, TinyQwenImage):
-        vae = twin.vae.make(32, VaeSize(channels=(8, 16, 24)))
-        assert sum(p.numel() for p in vae.parameters()) < sum(
-            p.numel() for p in twin.vae.make(32, VaeSize()).parameters()
-        )
-    small, usual = TowerSize(width=64, layers=1), TowerSize()
-    for make in (open_clip_towers, transformers_towers):
-        count = lambda towers: sum(p.numel() for p in towers.model.parameters())
-        assert count(make(TASK, small)) < count(make(TASK, usual))
-    assert architecture(TASK, small)["vision_cfg"]["width"] == 64
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

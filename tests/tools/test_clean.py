@@ -116,10 +116,3 @@ def test_at_a_terminal_the_answer_decides(project, answer, remains):
     done = subprocess.run(COMMAND, cwd=project, stdin=theirs, capture_output=True, text=True)
     assert "runs/tiny/changed-1" in done.stdout and (done.returncode != 0) == remains
     assert bool(left(project)) == remains
-
-
-def test_a_link_of_the_user_is_left_alone(project, tmp_path_factory):
-    theirs = tmp_path_factory.mktemp("theirs")
-    (theirs / "ready").touch()
-    (project / ".venv").symlink_to(theirs)
-    assert clean(project) == (0, []) and (project / ".venv" / "ready").exists()

@@ -187,11 +187,6 @@ def test_two_makes_at_once_build_one_environment(built):
     assert checkout.installed("pinned") == "1.0" and checkout.installed("checkout") == "1.0"
 
 
-def test_a_folder_of_an_earlier_makefile_gives_way_to_a_link(built):
-    checkout, _ = built
-    assert checkout.link.is_symlink() and checkout.environments() == {checkout.link.resolve()}
-
-
 def test_nothing_is_installed_where_the_locks_are_the_same(built):
     checkout, _ = built
     ready = checkout.link / "ready"
@@ -212,28 +207,6 @@ def test_an_install_that_fails_leaves_the_environment_as_it_was(built):
     )
     assert checkout.link.resolve() == before and checkout.environments() == {before}
     assert checkout.installed("pinned") == "1.0"
-
-
-def test_a_file_with_another_hash_than_its_lock_is_not_installed(built):
-    checkout, _ = built
-    before, lock = checkout.link.resolve(), checkout.folder / "requirements.lock"
-    good = lock.read_text()
-    lock.write_text(good.replace(good.strip()[-64:], "0" * 64))
-    status, _, error = checkout.make("env")
-    assert status == 2 and len(error) == 1
-    assert "(pinned==1.0 is not the file whose hash the lock has: was it changed?)" in error[0]
-    lock.write_text(good)
-    assert checkout.link.resolve() == before and checkout.installed("pinned") == "1.0"
-
-
-def test_an_older_environment_is_named_and_used_but_not_built(built):
-    checkout, _ = built
-    before = checkout.link.resolve()
-    status, out, error = checkout.make("has-env", pinned="2.0")
-    assert (status, out) == (0, "") and error == [
-        "warning: .venv is older than the pinned packages; bring it up to date with: make env"
-    ]
-    assert checkout.environments() == {before}
 
 
 def test_a_killed_build_is_taken_up_and_only_the_one_before_is_kept(tmp_path):
@@ -268,7 +241,10 @@ def test_a_killed_build_is_taken_up_and_only_the_one_before_is_kept(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["link", "folder"])
+@pytest.mark.parametrize(
+    "kind",
+    ["link", "folder"],
+)
 def test_a_venv_that_make_did_not_make_is_refused_and_left_alone(tmp_path, kind):
     checkout = Checkout(tmp_path / "checkout")
     theirs = tmp_path / "theirs" if kind == "link" else checkout.link
@@ -281,10 +257,9 @@ def test_a_venv_that_make_did_not_make_is_refused_and_left_alone(tmp_path, kind)
     assert (theirs / "bin" / "python").read_text() == "theirs" and not checkout.environments()
 
 
-@pytest.mark.parametrize("target", ["verify", "check", "format", "docs"])
-def test_without_an_environment_a_target_that_reads_builds_none(tmp_path, target):
+def test_without_an_environment_a_target_that_reads_builds_none(tmp_path):
     checkout = Checkout(tmp_path / "checkout")
-    assert checkout.make(target) == (
+    assert checkout.make("verify") == (
         2,
         "",
         ["error: there is no environment; build it with: make env"],
@@ -318,19 +293,6 @@ def test_without_a_driver_the_cpu_build_is_installed_where_there_is_one(with_tor
     status, out, error = with_torch.make("env", PYTHON)
     assert (status, error) == (0, []) and "environment: that is torch 0.1+cpu\n" in out
     assert with_torch.installed("torch") == "0.1+cpu"
-    locks = [with_torch.folder / name for name in (environment.PYPI_TORCH, environment.CPU_TORCH)]
-    pins = [lock.read_text() for lock in locks]
-    with_torch.lock(environment.PYPI_TORCH, "torch===0.2", "torchvision===0.1")
-    with_torch.lock(environment.CPU_TORCH, "torch==0.2+cpu", "torchvision==0.1+cpu")
-    status, out, error = with_torch.make("env", PYTHON)
-    assert (status, error) == (0, []) and with_torch.installed("torch") == "0.2"
-    # A file that is there and another than the lock's is no reason to take another build
-    with_torch.lock(environment.CPU_TORCH, "torch==0.1+cpu", "torchvision==0.1+cpu")
-    locks[1].write_text(locks[1].read_text().replace("sha256:", "sha256:0000", 1)[:-5] + "\n")
-    status, out, error = with_torch.make("env", PYTHON)
-    for lock, text in zip(locks, pins):
-        lock.write_text(text)
-    assert status == 2 and "torch==0.1+cpu" in error[0] and "was it changed?" in error[0]
 
 
 def test_another_build_is_another_environment_and_is_kept_until_the_next_choice(with_torch):
@@ -352,15 +314,8 @@ def test_another_build_is_another_environment_and_is_kept_until_the_next_choice(
     )
 
 
-@pytest.mark.parametrize(
-    ("build", "why"),
-    [
-        ("cu999", "torch==0.1+cu999 could not be installed"),
-        ("12.6", "TORCH=12.6: write auto, cpu, cu126"),
-    ],
-)
-def test_a_build_that_does_not_exist_is_refused_and_not_replaced_by_another(with_torch, build, why):
+def test_a_build_that_does_not_exist_is_refused_and_not_replaced_by_another(with_torch):
     before = with_torch.link.resolve()
-    status, _, error = with_torch.make("env", PYTHON, f"TORCH={build}")
-    assert status == 2 and len(error) == 1 and why in error[0]
+    status, _, error = with_torch.make("env", PYTHON, "TORCH=cu999")
+    assert status == 2 and len(error) == 1 and "torch==0.1+cu999 could not be installed" in error[0]
     assert with_torch.link.resolve() == before

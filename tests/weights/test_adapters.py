@@ -187,16 +187,9 @@ def test_what_peft_writes_comes_back_through_every_form(bases, twin, tmp_path):
 
 
 WRAPPED = {
-    "as it is": lambda name: name,
+    "parallel": lambda name: "module." + name,
     "compiled": lambda name: name.replace("base_model.model.", "base_model.model._orig_mod."),
     "compiled blocks": lambda name: re.sub(r"(\.\d+)\.", r"\1._orig_mod.", name, count=1),
-    "sharded": lambda name: name.replace(
-        "base_model.model.", "base_model.model._fsdp_wrapped_module."
-    ),
-    "checkpointed": lambda name: re.sub(
-        r"(\.\d+)\.", r"\1._checkpoint_wrapped_module.", name, count=1
-    ),
-    "parallel": lambda name: "module." + name,
     "of an adapter with a name": lambda name: re.sub(r"(lora_[AB])\.", r"\1.default.", name),
     "without a prefix": lambda name: name.removeprefix("base_model.model."),
     "ComfyUI's": lambda name: name.replace("base_model.model.", "diffusion_model."),
@@ -236,19 +229,18 @@ def changed(source, target, change, rename=PEFT_FILE):
     return target
 
 
-@pytest.mark.parametrize("twin", ["flux"])
 @pytest.mark.parametrize("how", WRAPPED)
-def test_the_names_that_trainers_leave_are_undone(bases, peft_lora, twin, how, tmp_path):
-    folder, expected = peft_lora(twin)
+def test_the_names_that_trainers_leave_are_undone(bases, peft_lora, how, tmp_path):
+    folder, expected = peft_lora("flux")
     wrapped = changed(
         folder,
         tmp_path / "w",
         lambda tensors: {WRAPPED[how](name): value for name, value in tensors.items()},
     )
-    torch.testing.assert_close(read_back(*bases(twin), wrapped), expected)
+    torch.testing.assert_close(read_back(*bases("flux"), wrapped), expected)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", ["flux", "zimage"])
 def test_every_tensor_is_used_or_named(bases, peft_lora, twin, tmp_path):
     """Whichever is missing, and whatever is added."""
     base, config, shapes = bases(twin)
@@ -302,14 +294,11 @@ def test_every_tensor_is_used_or_named(bases, peft_lora, twin, tmp_path):
     [
         ({"r": 4}, "has rank 2, and its configuration says 4"),
         ({"use_dora": True}, "lacks the magnitudes of DoRA"),
-        ({"peft_type": "LOHA"}, "is an adapter of kind LOHA, and only LORA is computed here"),
         (
             {"init_lora_weights": "pissa_niter_4"},
             r"asks for what is not computed here \(init_lora_weights: pissa_niter_4\)",
         ),
-        ({"modules_to_save": ["proj_out"]}, "modules_to_save: "),
         ({"bias": "all"}, "bias: all"),
-        ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"something_new": {"of": "PEFT"}}, "something_new"),
     ],
 )
@@ -325,19 +314,6 @@ def test_what_a_configuration_says_is_followed_or_refused(
     about.unlink()
     with refused("adapter_config.json: does not exist: .* is a LoRA of PEFT, whose alpha stands"):
         read_back(*bases("flux"), other)
-
-
-def test_a_lora_that_changes_nothing_is_said(bases, peft_lora, tmp_path, capsys):
-    folder, _ = peft_lora("flux")
-    zero = changed(
-        folder,
-        tmp_path / "zero",
-        lambda tensors: {
-            name: 0 * value if "_B" in name else value for name, value in tensors.items()
-        },
-    )
-    read_back(*bases("flux"), zero)
-    assert "all its second matrices are zero: it changes nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("twin", TWINS)

@@ -59,17 +59,10 @@ def read(base, folder) -> float:
     return value
 
 
-@pytest.mark.parametrize("variant", ["ema", "bf16", "fp16", "non_ema", "a"])
-def test_a_variant_beside_the_weights_is_not_read(base, tmp_path, variant):
+def test_a_variant_beside_the_weights_is_not_read(base, tmp_path):
     save(base, tmp_path / "run", 2.0)
-    save(base, tmp_path / "run", 7.0, f"diffusion_pytorch_model.{variant}.safetensors")
+    save(base, tmp_path / "run", 7.0, "diffusion_pytorch_model.ema.safetensors")
     assert read(base, tmp_path / "run") == 2.0
-    (tmp_path / "run" / WEIGHTS).rename(tmp_path / "run" / "model.safetensors")  # of another name
-    (tmp_path / "run" / f"diffusion_pytorch_model.{variant}.safetensors").rename(
-        tmp_path / "run" / f"model.{variant}.safetensors"
-    )
-    assert read(base, tmp_path / "run") == 2.0
-    assert read(base, tmp_path / "run" / f"model.{variant}.safetensors") == 7.0  # named
 
 
 @pytest.mark.parametrize("variant, expected", [(None, 2.0), ("fp16", 7.0), ("ema", 8.0)])
@@ -117,15 +110,6 @@ def test_the_index_says_what_belongs_together(base, tmp_path):
         read(base, tmp_path / "run")
 
 
-def test_shards_without_an_index_are_refused(base, tmp_path):
-    shards(base, tmp_path / "run", 2.0)
-    (tmp_path / "run" / INDEX).unlink()
-    with pytest.raises(
-        UserError, match="holds parts .* without an index, which says what belongs together"
-    ):
-        read(base, tmp_path / "run")
-
-
 def test_a_name_in_two_files_that_are_read_is_refused(base, tmp_path):
     where = shards(base, tmp_path / "run", 2.0)
     name = next(name for name in where if where[name] == SHARDS[0])
@@ -141,7 +125,8 @@ def test_a_name_in_two_files_that_are_read_is_refused(base, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "prefix", ["_orig_mod.", "module.", "transformer.", "model.diffusion_model."]
+    "prefix",
+    ["_orig_mod.", "model.diffusion_model."],
 )
 def test_the_names_that_trainers_leave_are_undone(base, tmp_path, prefix):
     tensors = save(base, tmp_path / "run", 2.0)
@@ -155,11 +140,7 @@ def test_the_names_that_trainers_leave_are_undone(base, tmp_path, prefix):
 
 @pytest.mark.parametrize(
     "twin, convert",
-    [
-        ("flux", None),
-        ("flux2", "convert_flux2_transformer_checkpoint_to_diffusers"),
-        ("zimage", "convert_z_image_transformer_checkpoint_to_diffusers"),
-    ],
+    [("flux", None), ("zimage", "convert_z_image_transformer_checkpoint_to_diffusers")],
 )
 def test_weights_under_the_original_names_come_back(twin, convert, twin_pipeline, models, tmp_path):
     """FLUX.1's own converter assumes its width: it is compared in test_export."""
@@ -185,23 +166,3 @@ def test_weights_under_the_original_names_come_back(twin, convert, twin_pipeline
         assert theirs.keys() == weights.keys() and all(
             torch.equal(theirs[name], value) for name, value in weights.items()
         )
-    # Every tensor is used or named
-    name = max(renamed, key=lambda name: renamed[name].numel())
-    for changed, message in (
-        (renamed | {"new.weight": torch.ones(1)}, "has the unknown weight new.weight"),
-        ({key: value for key, value in renamed.items() if key != name}, f"lacks {re.escape(name)}"),
-        (renamed | {name: renamed[name][:-1]}, f"{re.escape(name)} (has|is)"),
-    ):
-        save_file(
-            {key: value.contiguous() for key, value in changed.items()},
-            tmp_path / "any.safetensors",
-        )
-        with pytest.raises(UserError, match=message):
-            load_transformer(
-                base,
-                place,
-                torch.device("cpu"),
-                torch.float32,
-                trained=False,
-                config=folder / "transformer",
-            )
