@@ -54,7 +54,7 @@ PLAIN = {
     "integer": "integer",
     "number": "number",
     "string": "text",
-    "boolean": "true or false",
+    "boolean": "boolean",
     "null": "null",
 }
 LIMITS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
@@ -95,12 +95,13 @@ def settings_page() -> str:
 
 
 class Sections:
-    """Describes classes of settings; a line that a section of the same kind has is only named."""
+    """Describes classes of settings; a line that an earlier section has is only named."""
 
     def __init__(self, classes: dict[str, dict]):
         self.classes = classes
         self.may_change = {each.__name__: sorted(each.how) for each in subclasses(Settings)}
-        self.first: dict[tuple[str, str, str], str] = {}  # (kind, key, line) -> title
+        self.first: dict[tuple[str, str], str] = {}  # (key, line) -> title
+        self.described: set[str] = set()
 
     def describe(
         self, title: str, name: str, about: str = "", level: int = 2, known: tuple[str, ...] = ()
@@ -110,13 +111,13 @@ class Sections:
         lines: dict[str, list[str]] = defaultdict(list)
         repeated: dict[str, list[str]] = defaultdict(list)
         inner: dict[str, list[str]] = defaultdict(list)
-        kind = re.sub(r" \([^)]*\)| of a study$", "", title).rpartition(".")[2]
+        self.described.add(name)
         for key, field in own["properties"].items():
             line = self.line(field, key in own.get("required", ()))
-            first = self.first.setdefault((kind, key, line), title)
+            first = self.first.setdefault((key, line), title)
             (lines[line] if first == title else repeated[first]).append(f"`{key}`")
             for held in references(field):
-                if held not in known and key not in inner[held]:
+                if held not in self.described | {*known} and key not in inner[held]:
                     inner[held].append(key)
         parts = [f"{'#' * level} {title}", about or paragraphs(own["description"])]
         if how := self.may_change[name]:
@@ -132,15 +133,14 @@ class Sections:
         return "\n\n".join(parts)
 
     def line(self, field: dict, required: bool) -> str:
-        """Return a field's type, default and description; of a section, its class's."""
+        """Return a field's type, default and description; a section describes itself."""
         kind, default = type_of(field), field.get("default")
         shown = f"; default `{json.dumps(default, ensure_ascii=False)}`".replace('"', "")
         if default is None or (isinstance(default, dict) and "type" not in field):
             kind, shown = (kind if required else kind.replace(" or null", "")), OPTIONAL
-        about = field.get("description") or next(
-            (self.classes[name]["description"].split("\n")[0] for name in references(field)), ""
-        )
-        return f"({kind}{'' if required else shown}): {about}"
+        about = field.get("description", "")
+        described = f": {about}" if about or not references(field) else ""
+        return f"({kind}{'' if required else shown}){described}"
 
     def kind(self, name: str) -> str:
         """Return the key that tells a section from others in its place: ` (branching: each)`."""
