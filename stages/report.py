@@ -114,7 +114,7 @@ def write_report(compared: Compared, paths: RunPaths, title: Title, study: str |
     if study:
         write_results(paths.reports.parent / "results.parquet", measured)
     else:
-        # No output of DVC: machines differ. It is committed, so that `make verify` can tell
+        # No output of DVC: machines differ. It is committed with the results
         write_json(paths.reports / "machine.json", describe_machine())
     # In a file of their own, so that the page's hash is the same every time
     seconds = read_seconds(compared.names, compared.seeds, timings, compared.labels)

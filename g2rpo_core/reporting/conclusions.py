@@ -1,4 +1,4 @@
-"""Every comparison of a report with its interval, as `make verify` reads them from report.json."""
+"""Every comparison of a report with its interval, as report.json has them."""
 
 import math
 from collections.abc import Iterator

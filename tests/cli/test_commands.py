@@ -36,7 +36,7 @@ COMMANDS = (
     *("profile list", "profile show", "profile diff"),
 )
 # of the commands that hand their words to a module, what `--help` loads
-MODULES = ("pipeline.rehearse", "pipeline.job", "pipeline.jobs", "pipeline.todo")
+MODULES = ("pipeline.rehearse", "pipeline.launch", "pipeline.todo")
 pytestmark = pytest.mark.pipeline
 
 
@@ -101,18 +101,6 @@ def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(proje
     assert set(table.prompt) == {"a small red circle"} and table.seed.tolist() == [1, 3] * 3
 
 
-def test_several_runs_are_all_drawn_in_the_order_given_and_put_into_one_picture(project):
-    prompts = ["a small red circle", "a large blue square"]
-    (project / "prompts.txt").write_text("\n".join(prompts))
-    words = "generate --file prompts.txt --seeds 1-3 --grid --out grid --run g2rpo-1 --run base"
-    done = run_here(main, *words.split(), folder=project)
-    names = [file.split("/")[1] for file in done.stdout.split()]
-    assert done.returncode == 0 and len(names) == 2 * 2 * 3 + 1, done.stderr
-    assert [name.rsplit("-", 2)[0] for name in names[:-1]] == ["g2rpo-1"] * 6 + ["base"] * 6
-    about = json.loads(Image.open(project / "grid" / "g2rpo-1-base-grid.png").text["g2rpo"])
-    assert about["runs"] == ["g2rpo-1", "base"] and about["prompts"] == prompts
-
-
 def test_two_that_draw_into_one_folder_lose_no_picture_and_no_row(project):
     words = ["--seeds", "1-3", "--out", "both"]
     asked = ["a large red circle", "a small blue square"]
@@ -126,9 +114,6 @@ def test_two_that_draw_into_one_folder_lose_no_picture_and_no_row(project):
     rows = pd.read_csv(project / "both" / "prompts.csv")
     assert sorted(rows.file) == sorted(path.name for path in project.glob("both/*.png"))
     assert sorted(rows.prompt) == sorted(asked * 3)
-    for row in rows.itertuples():
-        about = json.loads(Image.open(project / "both" / row.file).text["g2rpo"])
-        assert about["prompt"] == row.prompt
 
 
 A_CIRCLE = ["generate", "a circle"]
@@ -141,31 +126,25 @@ RISING = "probe: --granularities are rising whole numbers from 1"
     "words, complaint",
     [
         (["generate", "a circle " * 20], "prompt 0000 has 41 tokens ('a circle"),
-        (["generate"], "generate: give prompts, or a file of them with --file"),
-        ([*A_CIRCLE, "--seeds", "1-x"], "generate: --seeds 1-x: give whole numbers from 0"),
         (
             [*A_CIRCLE, "--run", "g2rpo-9"],
             "g2rpo-9: no trained weights; profile tiny has base, g2rpo-1",
         ),
         ([*A_CIRCLE, "--steps", "0"], WHOLE),
         ([*A_CIRCLE, "--guidance", "nan"], FINITE),
-        (["generate", "caf\udce9"], "prompt 0000 has the character '\\udce9': type it as UTF-8"),
         ([*A_CIRCLE, "--device", "mps"], "--device mps: only cuda and cpu are supported"),
         (
             [*A_CIRCLE, "--out", "/proc/pictures"],
             "--out /proc/pictures: cannot be written (No such file or directory)",
         ),
-        ([*A_CIRCLE, "--out", "params.yaml"], "generate: --out params.yaml is not a folder"),
         (
             ["probe", "--group", "1"],
             f"{RISING}, as 1,2,3; --prompts is at least 1, --group at least 2",
         ),
-        (["probe", "--device", "cuda:99"], "--device cuda:99: torch finds "),
         (
             ["probe", "--profile", "tiny_sd3"],
             "embeddings/tiny_sd3/train/part-00000.parquet: does not exist; the stage `embed` makes",
         ),
-        (["report", "--study", "nope"], "report: --study nope: there are none here"),
         (["doctor", "--profile", "tinny"], "profiles/tinny.yaml: no such profile; there are "),
     ],
 )
@@ -217,8 +196,8 @@ def test_another_profiles_prompts_come_from_the_stage(tmp_path):
     assert (tmp_path / "prompts" / "tiny_verdict" / "train.parquet").exists()
 
 
-@pytest.mark.parametrize("name", ["tiny_verdict", "flux_lora_1gpu"])
-def test_what_is_shown_is_the_whole_profile_with_where_each_value_comes_from(tmp_path, name):
+def test_what_is_shown_is_the_whole_profile_with_where_each_value_comes_from(tmp_path):
+    name = "flux_lora_1gpu"
     done = run_here(main, "profile", "show", name, folder=ROOT)
     assert done.returncode == 0, done.stderr
     (tmp_path / "shown.yaml").write_text(done.stdout)

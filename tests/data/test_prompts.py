@@ -55,7 +55,7 @@ def test_every_format_gives_the_same_prompts(tmp_path, suffix):
     [
         ("none.txt", None, "no such prompt file"),
         ("empty.txt", "\n \n", "holds no prompt"),
-        ("x.csv", "words,style\na,b\n", "no column `prompt` (or prompts, caption, captions, te"),
+        ("x.csv", "words,style\na,b\n", "no column `prompt` (or prompts, caption, captions, text"),
         ("twice.csv", "prompt,style,style\na,b,c\n", "two columns have the same name"),
         ("x.jsonl", '{"prompt": "a"}\n{oops\n', "row 2: Expecting property name"),
         ("x.parquet", "not parquet", "is not a Parquet file, or its beginning is damaged"),

@@ -44,9 +44,7 @@ def end(folder: Path, name: str, rank: int = 0) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "processes, kills", [(1, 9), (2, 4)]
-)
+@pytest.mark.parametrize("processes, kills", [(1, 9), (2, 4)])
 def test_a_run_killed_at_any_moment_ends_as_an_uninterrupted_one(
     processes, kills, attempts, tmp_path
 ):

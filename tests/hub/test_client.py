@@ -5,7 +5,6 @@ fails here, look at `g2rpo_core/hub/download.py`: at `published_hashes` for the 
 `_check_published` for what it tells people to delete.
 """
 
-import hashlib
 import itertools
 import json
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import constants
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.download import download
@@ -28,7 +27,6 @@ CHANGED = (
 # Constants of the client, and where the cache has a large file then
 LAYOUTS = {
     "a store of all repositories": ({}, "blobs/??/*"),
-    "blobs of a repository": ({"HF_HUB_DISABLE_SHARED_BLOBS": True}, "models--*/blobs/*"),
     "blobs, by HTTP": ({"HF_HUB_DISABLE_XET": True}, "models--*/blobs/*"),
     "no links": ({"HF_HUB_DISABLE_SYMLINKS": True}, "models--*/snapshots/*/vae/*"),
 }
@@ -69,17 +67,6 @@ def delete_what_is_named(files, **changes) -> None:
         Path(path).unlink()
 
 
-def test_the_client_keeps_the_hubs_lists_as_they_are_read(files):
-    snapshot_download("somebody/images", revision=REVISION)
-    (kept,) = Path(constants.HF_HUB_CACHE).glob(f"models--*/trees/{REVISION}.json")
-    listed = json.loads(kept.read_text())["files"]
-    small, large = CONTENT.values()
-    git = hashlib.sha1(f"blob {len(small)}\0".encode() + small).hexdigest()
-    assert listed["config.json"] == {"size": len(small), "blob_id": git}, CHANGED
-    large_hash = listed["vae/model.safetensors"]["lfs_sha256"]
-    assert large_hash == hashlib.sha256(large).hexdigest(), CHANGED
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_file_is_what_the_hub_publishes_in_any_layout(files, monkeypatch, layout):
     """What is damaged is named with what to delete, and then the next start downloads it."""
@@ -93,17 +80,6 @@ def test_a_file_is_what_the_hub_publishes_in_any_layout(files, monkeypatch, layo
         damage(cached(file), ending)
         delete_what_is_named(files)
         assert files() == whole and cached(file).read_bytes() == content
-
-
-def test_what_a_cache_without_links_copies_is_named_too(files, hub, monkeypatch):
-    """A revision that shares a file with one from when the cache had links gets a copy of it."""
-    files()
-    hub.repos["somebody/images"].revision = later = REVISION[::-1]
-    damage(cached("vae/model.safetensors"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
-    delete_what_is_named(files, revision=later)
-    assert files(revision=later)
-    assert not cached("vae/model.safetensors", later).is_symlink(), CHANGED
 
 
 def test_an_offline_cache_without_lists_is_used_with_a_warning(files, monkeypatch, capsys):

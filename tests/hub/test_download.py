@@ -81,8 +81,6 @@ def test_a_model_is_downloaded_locked_and_read_offline(hub, tmp_path, monkeypatc
     assert (folder / "config.json").read_text() == '{"layers": 2}'
     assert torch.equal(load_file(folder / "vae" / "model.safetensors")["weight"], TENSORS["weight"])
     hub.asked.clear()
-    assert fetch(models())["pipeline"] == entry
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert fetch(models())["pipeline"] == entry and hub.asked == []
 
 
@@ -100,18 +98,10 @@ def test_a_pickled_checkpoint_becomes_safetensors_once(hub, tmp_path):
     assert os.stat(folder / "scorer.safetensors") == made
     content = (folder / "scorer.safetensors").read_bytes()
     (folder / "scorer.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match="scorer.safetensors has changed"):
-        ModelStore(tmp_path / "models").folder("pipeline")
     fetch(models())
     assert (folder / "scorer.safetensors").read_bytes() == content
-    (folder / "scorer.safetensors").unlink()
-    with pytest.raises(UserError, match="scorer.safetensors is gone"):
-        ModelStore(tmp_path / "models").folder("pipeline")
     shutil.rmtree(folder)
-    with pytest.raises(
-        UserError,
-        match="is gone, or has no .*: make it again with `dvc repro --force --single-item models`",
-    ):
+    with refused("is gone, or has no .*: make it again with `dvc repro --force --single-item"):
         ModelStore(tmp_path / "models").folder("pipeline")
 
 
@@ -131,14 +121,11 @@ def test_a_checkpoint_that_is_more_than_weights_is_refused_by_name(hub, content,
         fetch(models())
 
 
-@pytest.mark.parametrize(
-    "token, unsent", [(None, False), ("of-another-account", False), ("right", True)]
-)
+@pytest.mark.parametrize("token, unsent", [("of-another-account", False), ("right", True)])
 def test_a_gated_repo_says_where_its_licence_is(hub, monkeypatch, token, unsent):
     hub.repos[REPO].licensed = "right"
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", unsent)
-    if token:
-        monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setenv("HF_TOKEN", token)
     login = (
         "unset HF_HUB_DISABLE_IMPLICIT_TOKEN"
         if unsent
@@ -170,14 +157,6 @@ def test_what_is_not_as_published_is_named(hub, changes, message):
     assert hub.ranges == []
 
 
-def test_a_cut_download_goes_on_from_where_it_stopped(hub, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    hub.cuts["vae/model.safetensors"] = [60_000]
-    fetch(models())
-    ranges = [byte_range for path, byte_range in hub.ranges if path == "vae/model.safetensors"]
-    assert ranges == [None, "bytes=60000-"]
-
-
 def test_a_download_that_keeps_breaking_can_be_taken_up_later(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
@@ -188,12 +167,11 @@ def test_a_download_that_keeps_breaking_can_be_taken_up_later(hub, monkeypatch):
     assert [path for path, _ in hub.ranges if path != "scorer.pt"] == ["vae/model.safetensors"]
 
 
-@pytest.mark.parametrize("status", [403, 404])
-def test_xet_storage_that_fails_may_work_later_or_is_left_out(hub, monkeypatch, status):
+def test_xet_storage_that_fails_may_work_later_or_is_left_out(hub, monkeypatch):
     """hf_xet raises a bare RuntimeError."""
-    hub.xet_status = status
+    hub.xet_status = 403
     said = refusal(models(), TransientError)
-    assert str(status) in said and "run again, or with HF_HUB_DISABLE_XET=1" in said
+    assert "403" in said and "run again, or with HF_HUB_DISABLE_XET=1" in said
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     fetch(models())
 
@@ -263,8 +241,6 @@ def test_a_model_in_a_folder_is_locked_and_nothing_is_copied(tmp_path):
     (folder / "config.json").write_text("{}")
     (folder / "optimizer.safetensors").write_bytes(b"of no use")
     save_file(TENSORS, folder / "vae" / "model.safetensors")
-    (notes := folder / ".cache" / "huggingface" / "trees").mkdir(parents=True)
-    (notes / f"{REVISION}.json").write_text("of the client, which has downloaded into this folder")
     in_a_folder = {"repo": None, "revision": None, "files": ["*.json", "vae/"]}
     mine = models(**in_a_folder, folder=str(folder))
     root = tmp_path / "models" / "mine"
@@ -274,15 +250,11 @@ def test_a_model_in_a_folder_is_locked_and_nothing_is_copied(tmp_path):
         "config.json",
         "vae/model.safetensors",
     }
-    (folder / "config.json").write_text("[]")
-    with pytest.raises(UserError, match=r"config.json has changed"):
-        ModelStore(root).folder("pipeline")
     gone = models(**in_a_folder, folder="nowhere")
     with refused("models.repos.pipeline: nowhere: nowhere does not exist"):
         download_models(gone.repos, tmp_path / "revisions.json", root)
-    for both in ({}, {"repo": REPO, "folder": "a"}):
-        with pytest.raises(ValueError, match="needs either `repo` or `folder`"):
-            models(**({"repo": None} | both))
+    with pytest.raises(ValueError, match="needs either `repo` or `folder`"):
+        models(folder="a")
 
 
 @pytest.mark.parametrize("from_hub", [True, False])

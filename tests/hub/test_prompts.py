@@ -96,13 +96,10 @@ def test_styles_come_from_the_lists_that_have_the_prompts(prompts, capsys):
                 "but prompts.train.distinct says 5"
             ),
         ),
-        ({"files": ["test.json"]}, "has no file test.json"),
         (
             {"files": ["*.gz"]},
             "prompts are read from .txt, .csv, .jsonl, .json, .parquet, not from .gz",
         ),
-        ({"repo": "somebody/nothing"}, "does not exist, or is private"),
-        ({"revision": "f" * 40}, "has no revision ffff"),
     ],
 )
 def test_what_is_not_as_the_profile_says_ends_in_one_line(prompts, changes, message):

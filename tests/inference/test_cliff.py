@@ -63,9 +63,8 @@ def test_every_walk_begins_from_the_same_weights_which_are_there_again_at_the_en
     assert any(not torch.equal(*pair) for pair in zip(before, after[0]))
     now = list(policy.trained_parameters().values())
     assert all(torch.equal(*pair) for pair in zip(before, now))
-    assert [walk.rate for walk in found] == [1e-4, 1e-3]
     # Each iteration of this entry makes one step
-    assert [walk.updates for walk in found] == [3, 3]
+    assert [(walk.rate, walk.updates) for walk in found] == [(1e-4, 3), (1e-3, 3)]
 
 
 def test_a_walk_that_ends_in_no_numbers_has_lost_everything(walked):
@@ -95,7 +94,6 @@ def test_the_cliff_is_the_smallest_rate_from_which_on_the_judge_is_lost():
     assert cliff([made(1.0, -0.5), made(2.0, 0.0), made(4.0, -0.5)], "verifier") == 4.0
     assert cliff([made(1.0, -0.5), made(2.0, 0.0)], "verifier") is None
     assert cliff([held, made(2.0, math.nan)], "verifier") == 2.0
-    assert cliff([made(1.0, -0.5), made(2.0, -0.6)], "verifier") == 1.0
     # The error of a single prompt is not known: it cannot be lost
     assert not Change(-1.0, math.nan).lost
 
@@ -125,7 +123,6 @@ def test_the_command_walks_names_the_cliff_and_refuses_what_it_cannot_do(built):
     assert row["updates"] == 4 and set(row["changes"]) == {"verifier", "hps", "clip_score"}
     for change, complaint in (
         (["--rates", "2,1"], "--rates are rising factors of the rate, as 1,2,4,8 (got '2,1')"),
-        (["--rates", "nan"], "--rates are rising factors"),
         (["--methods", ""], "--cliff needs entries of the profile, as --methods mix_grpo"),
         (["--methods", "x"], "--methods x: profile tiny has only g2rpo,"),
         (["--judge", "hsp"], "--judge hsp: rewards.hsp: one of your own needs `class"),

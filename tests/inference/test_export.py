@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
-from g2rpo_core.foundation.errors import TRANSIENT_STATUS
 from g2rpo_core.inference.export import base_beside
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.weights.adapter import Matrices, in_kohyas_names
@@ -80,8 +79,6 @@ def test_every_weight_of_a_run_is_in_the_original_file_once(project, trained):
     assert size(written) == size(trained)
     qkv = torch.cat([trained[f"transformer_blocks.1.attn.to_{one}.weight"] for one in "qkv"])
     assert torch.equal(written["double_blocks.1.img_attn.qkv.weight"], qkv)
-    with pytest.raises(ValueError, match=r"new\.weight has no name in the original layout"):
-        Flux().original({**trained, "new.weight": torch.zeros(1)}, BLOCKS)
 
 
 def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project, trained):
@@ -113,17 +110,10 @@ def test_the_cards_code_draws_the_runs_picture(project, run, form, monkeypatch):
     assert np.abs(picture(run) - picture("base")).max() > 1
 
 
-def test_a_card_without_scores_says_what_lacks(project):
-    text = (export(project, "g2rpo-1", "diffusers").parent / "README.md").read_text()
-    assert "No scores: they were not evaluated: run `dvc repro evaluate@g2rpo-1`" in text
-
-
 @pytest.mark.parametrize(
     "named, method, folder",
     [
-        (["g2rpo", "diffusion_nft"], "g2rpo", "base-0"),
         (["g2rpo", "diffusion_nft"], "diffusion_nft", "base-0/guidance_1"),
-        (["diffusion_nft"], "diffusion_nft", "base-0"),
         (["diffusion_nft"], "g2rpo", None),
     ],
 )
@@ -186,10 +176,6 @@ def test_kohyas_form_of_every_module_merges_as_the_original_layout_does(project,
             "export: g2rpo-1 was trained as whole weights: --form diffusers or original",
         ),
         (
-            ["g2rpo-1", "--form", "original", "--out", "/proc/x"],
-            "--out /proc/x: cannot be written (No such file or directory)",
-        ),
-        (
             ["g2rpo-1", "--form", "original", "--out", "models"],
             "export: --out models already exists; name a new folder",
         ),
@@ -243,7 +229,6 @@ def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocitie
 @pytest.mark.parametrize(
     "words, token, complaint",
     [
-        (["--push", "a/b/c"], TOKEN, "--push a/b/c: not a repository name; give it as `user/name`"),
         (
             ["--push", "a/b"],
             "",
@@ -260,14 +245,3 @@ def test_what_cannot_be_uploaded_is_said_in_one_line(
     done = push(project, "g2rpo-1", "--form", "diffusers", "--out", tmp_path / "new", *words)
     assert done.returncode == 1 and complaint in done.stderr and done.stderr.count("\n") == 1
     assert "a/b" not in hub.repos
-
-
-def test_a_hub_that_is_away_may_answer_later(project, hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    done = push(
-        project, "g2rpo-1", "--form", "diffusers", "--out", tmp_path / "new", "--push", "a/b"
-    )
-    assert (
-        done.returncode == TRANSIENT_STATUS
-        and "http://127.0.0.1:9 cannot be reached" in done.stderr
-    )

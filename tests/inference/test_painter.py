@@ -82,6 +82,7 @@ def test_a_seed_has_the_picture_of_plain_diffusers(drawn):
     assert np.abs(differs).max() <= 1 and (differs != 0).mean() < 0.01
 
 
+@pytest.mark.parametrize("drawn", ["flux", "qwen_image"], indirect=True)
 def test_in_bfloat16_the_noise_is_the_same(drawn, monkeypatch):
     """What differs is rounding: diffusers also keeps latents and velocities in bfloat16."""
     models, profile, run = drawn

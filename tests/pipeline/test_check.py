@@ -1,13 +1,8 @@
 """What `python -m pipeline.check` says of prompt files, whose contents DVC does not see."""
 
-from types import SimpleNamespace
-
 import pytest
 from ruamel.yaml import YAML
 
-from g2rpo_core.config import load_profile
-from g2rpo_core.estimate.machines import Machines
-from g2rpo_core.estimate.plan import make_plan
 from pipeline import check
 from stages import profile, prompts
 from tests.conftest import ROOT
@@ -65,8 +60,6 @@ def test_everything_that_is_wrong_is_told_in_one_round(made):
         "no module 'nowhere'",
     ):
         assert sum(part in line for line in lines) == 1, (part, done.stderr)
-    # Advice that the model cannot follow is not given
-    assert "shorten them, because this model knows at most 12" in done.stderr
 
 
 def test_prompts_without_a_score_are_told_before_work(made):
@@ -94,24 +87,8 @@ def test_prompts_without_a_score_are_told_before_work(made):
     assert said.format("train", "1 of 2 prompts", "a blue cross") in lines
     assert not any("prompts.test" in line for line in lines)
     (made / "theirs.txt").write_text('a card with "One"\na circle\na cross\n')
-    assert any(
-        "prompts.test: ocr has no score for 2 of 3 prompts" in line
-        for line in run_here(check.main, folder=made).stderr.splitlines()
-    )
-
-
-def test_a_file_of_captions_can_be_checked_exactly(made):
-    file = made / "profiles" / "mine.yaml"
-    settings = YAML(typ="safe").load(file)
-    settings["prompts"] |= {"train": "shapes", "test": "theirs.txt"}
-    YAML().dump(settings, file)
-    (made / "theirs.txt").write_text("a large red circle above a small blue square\n")
-    assert run_here(check.main, folder=made).returncode == 0
-    (made / "theirs.txt").write_text("a large red circle above a small blue square\na cat\n")
-    assert (
-        "profiles/mine.yaml: prompts.test: verifier has no score for 1 of 2 prompts, "
-        "such as 'a cat': the exact check only knows captions of the tasks shapes, words"
-    ) in refusal(check.main, folder=made)
+    told = run_here(check.main, folder=made).stderr
+    assert "prompts.test: ocr has no score for 2 of 3 prompts" in told
 
 
 def test_a_method_that_is_inherited_and_does_not_run_hides_no_run(made):
@@ -126,28 +103,8 @@ def test_a_method_that_is_inherited_and_does_not_run_hides_no_run(made):
     params = made / "params.yaml"
     params.write_text(params.read_text().replace("[g2rpo]", "[short]"))
     assert run_here(check.main, folder=made).returncode == 0
-    # one that runs, or that the profile itself has, must fit
+    # One that the profile itself has must fit
     said = "profiles/mine.yaml: methods.g2rpo: SDE step 4 needs sampling.steps of at least 6"
-    params.write_text(params.read_text().replace("[short]", "[short, g2rpo]"))
-    assert said in refusal(check.main, folder=made)
-    params.write_text(params.read_text().replace(", g2rpo]", "]"))
     settings["methods"]["g2rpo"] = {"label": "Mine"}
     YAML().dump(settings, file)
     assert said in refusal(check.main, folder=made)
-
-
-def test_the_disk_that_is_asked_for_is_the_plans_but_for_the_downloads(made, monkeypatch):
-    """The two sizes of one run, 395 and 483 GiB, looked like a mistake."""
-    (made / "profiles" / "flux_hps_clip.yaml").symlink_to(ROOT / "profiles" / "flux_hps_clip.yaml")
-    (made / "params.yaml").write_text(
-        "profile: flux_hps_clip\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n"
-    )
-    profile = load_profile(ROOT / "profiles" / "flux_hps_clip.yaml")
-    parts = make_plan(profile, "g2rpo", Machines(8, 80.0)).disk_gib
-    monkeypatch.setattr(check.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**30))
-    told = run_here(check.main, folder=made).stderr
-    here = sum(parts.values()) - parts["pipeline"] - parts["rewards"]
-    assert (
-        f"has 1 GiB free, but a run of profile flux_hps_clip with DVC's copies needs about "
-        f"{here:.0f} here (of {sum(parts.values()):.0f}, as g2rpo plan has it"
-    ) in told

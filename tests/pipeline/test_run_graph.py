@@ -1,7 +1,5 @@
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,11 +40,8 @@ def inside(project, monkeypatch):
 def test_the_projects_own_graph_makes_a_task_for_every_stage_and_run():
     stages = read_graph()
     runs = {f"{method}-{seed}" for method in RUN["methods"] for seed in RUN["seeds"]}
-    assert {name for name in stages if name.startswith("train@")} == {
-        f"train@{run}" for run in runs
-    }
-    assert {name for name in stages if name.startswith("evaluate@")} == {
-        f"evaluate@{run}" for run in runs
+    assert {name for name in stages if "@" in name} == {
+        f"{stage}@{run}" for stage in ("train", "evaluate") for run in runs
     }
     assert set(stages["embed"].needs) == {"profile", "models", "prompts"}
     run = min(runs)
@@ -63,29 +58,16 @@ def test_the_projects_own_graph_makes_a_task_for_every_stage_and_run():
         for name in stages
         if name.startswith(("train@", "evaluate", "embed"))
     )
-    assert stages["models"].meta.retries > 0 and all(
-        not stages[f"train@{run}"].meta.retries for run in runs
-    )
-    assert all(stage.changed for stage in stages.values())
+    assert stages["models"].meta.retries > 0 and not stages[f"train@{run}"].meta.retries
 
 
 def test_a_study_is_read_as_a_graph_of_its_own():
     write_project(Path("studies/compare"))
     stages = read_graph(Path("studies/compare"))
-    assert {stage.group for stage in stages.values()} == {
-        "code",
-        "profile",
-        "train",
-        "evaluate",
-        "evaluate_base",
-        "report",
-    }
-    assert len([name for name in stages if name.startswith("train@")]) == 48 and stages[
-        "report"
-    ].project == Path("studies/compare")
-    assert set(stages["train@g2rpo-1"].needs) == {
-        "profile"
-    }  # models and embeddings are the main project's
+    assert len([name for name in stages if name.startswith("train@")]) == 48
+    assert stages["report"].project == Path("studies/compare")
+    # models and embeddings are the main project's
+    assert set(stages["train@g2rpo-1"].needs) == {"profile"}
 
 
 def test_targets_bring_what_they_need():
@@ -105,45 +87,22 @@ def test_targets_bring_what_they_need():
         chosen(stages, ["trian"])
 
 
-@pytest.mark.parametrize(
-    "old, new, message",
-    [
-        ("time_limit: ", "time_limitt: ", "meta.flow.time_limitt: unknown key; allowed are tags, "),
-        ("stages:", "stages: [", "dvc.yaml"),
-    ],
-)
-def test_mistakes_in_dvc_yaml_end_in_one_line(project, old, new, message):
+def test_an_unknown_key_of_a_stage_is_told_in_one_line(project):
     file = project / "dvc.yaml"
     text = file.read_text()
-    file.write_text(text.replace(old, new, 1))
+    file.write_text(text.replace("time_limit: ", "time_limitt: ", 1))
     try:
-        with refused(message):
+        with refused("meta.flow.time_limitt: unknown key; allowed are tags, "):
             read_graph()
     finally:
         file.write_text(text)
-
-
-@pytest.mark.pipeline
-def test_a_study_needs_neither_prefect_nor_the_flows():
-    """So it runs where Prefect's versions are wrong, or Prefect is not installed."""
-    code = (
-        "import sys, studies.__main__; print(sorted(name for name in sys.modules if "
-        "name.split('.')[0] in ('prefect', 'flows')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_a_stage_has_its_profiles_grace_before_it_is_killed(tmp_path):
     assert runner.grace_of(tmp_path) == GRACE
     (tmp_path / "reports").mkdir()
     of_method = "training: {}\nmethods: {first: {}, slow: {training: {checkpoints: {grace: 300}}}}"
-    for text, seconds in (
-        ("training: {}", 25),
-        ("training: {checkpoints: {every: 3, grace: 120}}", 120),
-        ("models: {}", 25),
-        (of_method, 300),
-    ):
+    for text, seconds in (("training: {checkpoints: {every: 3}}", 25), (of_method, 300)):
         (tmp_path / "reports" / "profile.yaml").write_text(text)
         assert runner.grace_of(tmp_path) == seconds + runner.MARGIN
 

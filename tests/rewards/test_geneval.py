@@ -13,13 +13,9 @@ from transformers import (
     CLIPConfig,
     CLIPModel,
     CLIPTokenizer,
-    DetrConfig,
-    DetrForObjectDetection,
-    DetrImageProcessor,
     Mask2FormerConfig,
     Mask2FormerForUniversalSegmentation,
     Mask2FormerImageProcessor,
-    ResNetConfig,
     SwinConfig,
 )
 
@@ -149,52 +145,6 @@ def test_masks_are_read_as_mmdet_reads_them(detector):
             )
 
 
-def test_a_detector_of_boxes_is_read_too(tmp_path):
-    """A DETR, which transformers counts among the models of masks, too."""
-    torch.manual_seed(0)
-    resnet = ResNetConfig(
-        embedding_size=8,
-        hidden_sizes=[8, 8],
-        depths=[1, 1],
-        layer_type="basic",
-        out_features=["stage2"],
-    )
-    config = DetrConfig(
-        use_timm_backbone=False,
-        backbone=None,
-        backbone_config=resnet,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        num_queries=9,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        id2label=dict(enumerate(LABELS)),
-    )
-    DetrForObjectDetection(config).save_pretrained(tmp_path)
-    DetrImageProcessor().save_pretrained(tmp_path)
-    detector, images = (
-        Detector(tmp_path, CPU, 64),
-        eight(photograph(80, 96, 1), photograph(80, 96, 2)),
-    )
-    inputs = detector.processor(images=list(images), return_tensors="pt", **detector.size)
-    expected = detector.processor.post_process_object_detection(
-        detector.model(**inputs), 0.0, target_sizes=[(96, 80)] * 2
-    )
-    for found, read in zip(all_of(detector, images), expected):
-        scores = sorted(one.score for objects in found.values() for one in objects)
-        assert len(scores) == 9 and scores == pytest.approx(
-            sorted(read["scores"].tolist()), abs=1e-5
-        )
-        assert all(
-            one.mask is None and max(one.box) <= 96 and min(one.box) >= 0
-            for objects in found.values()
-            for one in objects
-        )
-
-
 def test_a_model_that_detects_nothing_is_refused_in_one_line(clip):
     with refused("of type 'clip', which detects no objects: use a Mask2Former of COCO's instances"):
         Detector(clip, CPU)
@@ -277,8 +227,6 @@ def test_a_prompt_that_is_not_genevals_has_no_score_and_says_why(masks, clip):
     assert [math.isnan(score) for score in scores.tolist()] == [False, True, True]
     assert reasons[0] is None and reasons[1].startswith("not a prompt of GenEval")
     assert reasons[2] == "the detector knows no 'dog'"
-    with pytest.raises(ValueError, match="1 images and 2 prompts"):
-        reward([photograph(64, 64)], ["a photo of a cat"] * 2)
 
 
 def test_a_batch_of_any_sizes_equals_each_image_alone(masks, clip):

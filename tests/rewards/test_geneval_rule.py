@@ -8,12 +8,10 @@ import pytest
 from g2rpo_core.rewards.geneval_rule import (
     COLORS,
     NUMBERS,
-    OTHER_NAMES,
     RELATIONS,
     Asked,
     Found,
     Thing,
-    class_name,
     fulfils,
     keep,
     overlap,
@@ -93,21 +91,14 @@ def test_prompts_of_the_published_list_are_read():
     "prompt, problem",
     [
         ("a cat", "not a prompt of GenEval"),
-        ("a photo of cats", "not a prompt of GenEval"),
         ("a photo of a cat and a cat", "it names 'cat' twice"),
         ("a photo of a red cat and a dog", "both objects have a colour, or none"),
-        ("a photo of a red cat left of a blue dog", "none has one beside a position"),
         ("a photo of a unicorn", "the detector knows no 'unicorn'"),
-        ("a photo of two unicorns", "the detector knows no 'unicorns'"),
     ],
 )
 def test_any_other_prompt_says_what_is_wrong(prompt, problem):
     with pytest.raises(ValueError, match=re.escape(problem)):
         parse(prompt, CLASSES)
-
-
-def test_the_classes_of_detectors_have_the_names_of_geneval():
-    assert set(map(class_name, OTHER_NAMES)) <= set(CLASSES) and class_name("Dog") == "dog"
 
 
 def found(*boxes, score: float = 0.95) -> list[Found]:
@@ -142,15 +133,12 @@ def test_of_two_objects_that_overlap_the_surer_one_counts():
     "box, held",
     [
         (moved(-20, 0), {"left of"}),
-        (moved(20, 0), {"right of"}),
         (moved(0, -20), {"above"}),
-        (moved(0, 20), {"below"}),
         (moved(20, 20), {"right of", "below"}),  # 18 of a distance of 28.3 on each axis
         (moved(20, 10), {"right of"}),  # down: 8 of 22.4
         (moved(2, 0), set()),  # a margin of 0.1 of 10 + 10
         (moved(3.9, 0), set()),  # 1.9 beyond it, of 3.9
         (moved(4.1, 0), {"right of"}),
-        (SQUARE, set()),
     ],
 )
 def test_a_position_needs_more_than_the_margin_and_half_the_distance(box, held):
@@ -175,11 +163,8 @@ CATS = "a photo of three cats"
     "prompt, cats, whole, part",
     [
         (CATS, 3, True, 1.0),
-        (CATS, 2, False, 2 / 3),
         (CATS, 4, False, 2 / 3),
-        (CATS, 0, False, 0.0),
         (CATS, 7, False, -1 / 3),
-        ("a photo of a cat", 1, True, 1.0),
         ("a photo of a cat", 2, True, 0.0),  # GenEval takes the surest one
         ("a photo of a cat", 0, False, 0.0),
     ],

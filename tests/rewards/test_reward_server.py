@@ -2,25 +2,24 @@
 
 import json
 import re
+import runpy
 import signal
-import socket
-import subprocess
 import sys
 from importlib.metadata import version
 
 import httpx
-import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from starlette.testclient import TestClient
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.rewards import registry
-from g2rpo_core.rewards.reward_protocol import encode
+from g2rpo_core.rewards.reward_protocol import Health, encode
 from g2rpo_core.rewards.scoring import score_all
 from tests.conftest import ROOT
-from tests.fixtures.commands import refusal, run_here
-from tests.fixtures.images import IMAGES, PROMPTS, folder_to_score
+from tests.fixtures.commands import refusal
+from tests.fixtures.images import PROMPTS
 from tests.fixtures.score_server import serving
 from tests.fixtures.waiting import HUNG
 
@@ -74,21 +73,6 @@ def test_scores_of_tensors_are_the_local_ones(hps, models, form):
     assert served.reasons == [[None] * 8] and local.std() > 1e-3
 
 
-def test_g2rpo_score_asks_the_server(hps, models, tmp_path):
-    folder_to_score(tmp_path)
-    mine = f'{{server: {{url: "{hps.url}", reward: hps}}, label: At the server}}'
-    profile = f"extends: tiny\nrewards: {{theirs: {mine}}}\n"
-    (tmp_path / "profiles" / "served.yaml").write_text(profile)
-    words = ["--reward", "theirs", "--profile", "served", "--prompts", "prompts.txt", "images"]
-    done = run_here(main, "score", *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "theirs" in done.stdout and "tiny models, not HPS-v2.1" in done.stdout
-    images = [IMAGES[name] for name in sorted(IMAGES)]
-    expected = registry.load(["hps"], models)["hps"](images, PROMPTS)
-    scores = pd.read_csv(tmp_path / "scores.csv").theirs
-    assert scores.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
-
-
 def test_health_names_reward_label_version_and_that_the_models_are_tiny(hps):
     health = httpx.get(f"{hps.url}/health", trust_env=False).json()
     said = {
@@ -105,14 +89,9 @@ def test_health_names_reward_label_version_and_that_the_models_are_tiny(hps):
 @pytest.mark.parametrize(
     "body, status, reason",
     [
-        (b"", 422, "Invalid JSON"),
         (b'{"prompts": ["a"]}', 422, "images: Field required"),
-        (asking([1], [PIXEL]), 422, "prompts: 0: Input should be a valid string"),
         (asking(["a", "b"], [PIXEL]), 422, "1 images and 2 prompts"),
-        (asking(["a"] * 257, [PIXEL] * 257), 413, "images: List should have at most 256 items"),
         (asking(["a", "b"], [PIXEL, PIXEL[:40]]), 422, "images: 1: not base64"),
-        (asking(["a"], ["http://x"]), 422, "images: 0: not a data URL"),
-        (asking(["x" * 4001], [PIXEL]), 422, "prompts: 0: String should have at most 4000"),
         (b"x" * (2**20 + 1), 413, "the request is over 1 MiB"),
         ((b"x" * 2**16 for _ in range(17)), 413, "the request is over 1 MiB"),  # without a length
     ],
@@ -131,7 +110,6 @@ def test_a_request_that_is_none_gets_a_reason_and_the_next_one_scores(hps, body,
     [
         ([(30_000, 5_000)], "images: 0: has 150 megapixels"),
         ([(500, 400)] * 2, "images: 1: too many pixels"),
-        ([(101, 1)], "images: 0: has 101 x 1 pixels, one side over 100 times the other: crop it"),
     ],
 )
 def test_an_image_that_would_fill_the_memory_is_refused(hps, sides, reason):
@@ -146,7 +124,6 @@ def test_an_image_that_would_fill_the_memory_is_refused(hps, sides, reason):
     [
         ({"Content-Type": "text/plain"}, 415),
         ({"Host": "evil.example"}, 400),
-        ({"Host": "localhost:1"}, 200),
     ],
 )
 def test_a_page_of_another_site_gets_no_scores(hps, headers, status):
@@ -195,9 +172,7 @@ def test_a_class_of_the_users_own_fails_as_answers_and_the_server_goes_on(profil
     [
         (["--reward", "beauty", "--profile", "own"], "--reward beauty: unknown; there are hps, "),
         (["--reward", "far", "--profile", "only"], "--reward far: the profile only gets it from a"),
-        (["--reward", "verifier", "--host", "nowhere.invalid"], "--host nowhere.invalid"),
         (["--reward", "hps", "--key-variable", "NOT_SET"], "NOT_SET: is not set in the env"),
-        (["--reward", "hps", "--profile", "own", "--device", "tpu9"], "--device tpu9: "),
     ],
 )
 def test_words_that_do_not_fit_end_in_one_line_before_a_model_is_loaded(
@@ -213,21 +188,11 @@ def test_words_that_do_not_fit_end_in_one_line_before_a_model_is_loaded(
 
 def test_the_server_of_the_documentation_answers(tmp_path):
     text = (ROOT / "docs" / "reward_servers.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "my_server.py").write_text(code)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        words = ["my_server:app", "--fd", str(listener.fileno()), "--log-level", "warning"]
-        command = [sys.executable, "-m", "uvicorn", *words]
-        process = subprocess.Popen(command, cwd=tmp_path, pass_fds=[listener.fileno()])
-        try:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            section = {"brightness": {"server": {"url": url, "images": "png"}}}
-            reward = registry.load(["brightness"], tmp_path, section=section)["brightness"]
-            scores, reasons = reward.score_with_reasons(TENSORS, PROMPTS)
-        finally:
-            process.terminate()
-            process.wait(timeout=HUNG)
+    (tmp_path / "server.py").write_text(re.search(r"(?s)```python\n(.*?)```", text)[1])
+    with TestClient(runpy.run_path(str(tmp_path / "server.py"))["app"]) as client:
+        assert Health.model_validate(client.get("/health").json()).reward == "brightness"
+        sent = {"prompts": PROMPTS, "images": encode(TENSORS, "png")}
+        scores = client.post("/score", json=sent).json()["scores"]
     luminance = torch.tensor([0.299, 0.587, 0.114])[:, None, None]  # of PIL's "L"
     expected = (TENSORS * luminance).sum(1).mean((1, 2))
-    torch.testing.assert_close(scores, expected, rtol=0, atol=0.005)
-    assert reasons == [None] * 8
+    torch.testing.assert_close(torch.tensor(scores), expected, rtol=0, atol=0.005)

@@ -110,26 +110,13 @@ def test_answers_are_those_of_transformers_used_directly(folder):
     assert asked(eight_bit(images), questions) == expected
 
 
-def test_the_dtype_is_that_of_the_files_or_the_one_asked_for(folder):
-    questions = [question(TEMPLATE, prompt) for prompt in PROMPTS[:2]]
-    images = eight_bit([IMAGES["square"], IMAGES["wide"]])
+def test_the_dtype_is_that_of_the_files_or_the_one_asked_for(models):
+    folder = models / "unified_reward"
     assert InProcess(folder, CPU, 2, 2).model.dtype == torch.float32
     half = InProcess(folder, CPU, 2, 2, "bfloat16")
     assert half.model.dtype == torch.bfloat16
-    assert all(isinstance(answer, str) for answer in half(images, questions))
-
-
-def test_weights_are_read_onto_the_device_without_passing_the_host(folder, monkeypatch):
-    """A device without data stands for a GPU; the weights are there before anything is moved."""
-    before, plain = set(), torch.nn.Module.to
-
-    def moved(module, *arguments, **more):
-        before.update(tensor.device.type for tensor in module.parameters())
-        return plain(module, *arguments, **more)
-
-    monkeypatch.setattr(torch.nn.Module, "to", moved)
-    loaded = InProcess(folder, torch.device("meta"), 1, 1).model
-    assert before == {"meta"} == {tensor.device.type for tensor in loaded.parameters()}
+    (said,) = half(eight_bit([IMAGES["square"]]), [question(TEMPLATE, PROMPTS[0])])
+    assert isinstance(said, str)
 
 
 def test_a_model_of_another_family_is_refused_by_name(models):
@@ -141,10 +128,8 @@ def test_a_model_of_another_family_is_refused_by_name(models):
 @pytest.mark.parametrize(
     "shown, spoilt, score",
     [
-        ("a small blue cross above a large green square", False, 5.0),
         ("a small blue cross above a large green square", True, 3.0),
         ("a small red cross above a large green square", False, 4.0),
-        ("a large red circle below a small black triangle", True, 1.0),
     ],
 )
 def test_the_answers_taught_are_in_the_template_s_words(shown, spoilt, score):
