@@ -32,7 +32,7 @@ def test_every_method_is_planned_and_fits(name):
 @pytest.mark.pipeline
 @pytest.mark.parametrize("name", ["flux_hps_clip", "flux_smoke"])
 def test_the_plan_is_within_a_tenth_of_what_the_stages_take(name, tmp_path):
-    """But for scoring, whose time both only estimate."""
+    """But for scoring, whose time both only estimate: the shorter an iteration, the larger its share."""
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
     named = machines_of(name)
     words = [f"--gpus={named.gpus}", f"--nodes={named.nodes}", f"--memory={named.memory:g}"]
@@ -47,8 +47,8 @@ def test_the_plan_is_within_a_tenth_of_what_the_stages_take(name, tmp_path):
         assert sent == pytest.approx(planned_sent, rel=0.1), phase
     plan = make_plan(load_profile(ROOT / "profiles" / f"{name}.yaml"), "g2rpo", named)
     seconds = float(re.search(r"overlapped: ([\d.]+), planned", done.stdout)[1])
-    scoring = plan.seconds["scoring"] / plan.seconds_per_iteration
-    assert plan.seconds_per_iteration == pytest.approx(seconds, rel=0.1 + 0.1 * scoring)
+    apart = abs(plan.seconds_per_iteration - seconds)
+    assert apart <= 0.1 * seconds + 0.2 * plan.seconds["scoring"]
 
 
 @pytest.mark.pipeline
