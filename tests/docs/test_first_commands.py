@@ -21,7 +21,7 @@ PAGES = [
 ]
 # Servers, a cluster, published weights, and what takes an hour: other tests run them
 NOT_RUN = re.compile(
-    r"^(make (reproduce|test|clean)|g2rpo (launch|jobs|serve-reward)|tensorboard|prefect"
+    r"^(make (reproduce|test|clean)|g2rpo (launch|serve-reward)|sbatch|tensorboard|prefect"
     r"|python -m (flows|studies run))\b|^\. \.cache/prefect|flux_hps_clip in params"
 )
 

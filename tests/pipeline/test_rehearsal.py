@@ -32,7 +32,7 @@ def test_every_method_is_planned_and_fits(name):
 @pytest.mark.pipeline
 @pytest.mark.parametrize("name", ["flux_hps_clip", "flux_smoke"])
 def test_the_plan_is_within_a_tenth_of_what_the_stages_take(name, tmp_path):
-    """But for scoring, whose time both only estimate: the shorter an iteration, the larger its share."""
+    """But for scoring, whose time both only estimate, and which is a larger share of few pixels."""
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
     named = machines_of(name)
     words = [f"--gpus={named.gpus}", f"--nodes={named.nodes}", f"--memory={named.memory:g}"]
