@@ -125,7 +125,7 @@ def test_an_exported_lora_has_the_strength_that_it_was_trained_at(trained):
         randomize(pipeline.transformer)  # hardly trained, it would hide what an adapter does
         pipeline.load_lora_weights(folder)
         how["generator"] = torch.Generator().manual_seed(0)
-        outputs.append(pipeline("a red circle", output_type="latent", **how).images)
+        outputs.append(pipeline(prompt="a red circle", output_type="latent", **how).images)
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
 
 
