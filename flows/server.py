@@ -10,6 +10,7 @@ from prefect.settings import PREFECT_API_URL
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import echo
+from g2rpo_core.rewards.addresses import on_loopback
 
 KEY = (
     "PREFECT_SERVER_API_AUTH_STRING=name:password where it starts, "
@@ -63,4 +64,4 @@ def _is_open_to_others(api: str) -> bool:
         }
     except psutil.AccessDenied:  # not told to everybody on macOS
         return True
-    return not all(address == "::1" or address.startswith("127.") for address in found)
+    return not all(map(on_loopback, found))

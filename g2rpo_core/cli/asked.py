@@ -37,12 +37,12 @@ class Asked:
         return " + ".join(self.settings.training.rewards)
 
 
-def parse_rising(text: str, number: type[Number], above: int) -> tuple[Number, ...]:
-    """Return rising finite numbers above a bound, as 1,2,4; none if the text is anything else."""
+def parse_rising(text: str, number: type[Number]) -> tuple[Number, ...]:
+    """Return rising finite numbers above 0, as 1,2,4; none if the text is anything else."""
     try:
         numbers = tuple(number(word) for word in text.split(","))
         finite = all(math.isfinite(each) for each in numbers)
     except (ValueError, OverflowError):  # a whole number may be too large for a float
         return ()
     rising = finite and list(numbers) == sorted(set(numbers))
-    return numbers if rising and numbers[0] > above else ()
+    return numbers if rising and numbers[0] > 0 else ()

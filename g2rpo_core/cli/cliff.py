@@ -26,7 +26,7 @@ def find_cliffs(
     the first such one of `training.monitor.rewards`.
     """
     # Check what is asked
-    factors = parse_rising(times, float, above=0)
+    factors = parse_rising(times, float)
     if not factors:
         raise UserError(
             f"probe: --rates are rising factors of the rate, as 1,2,4,8 (got {times!r})"

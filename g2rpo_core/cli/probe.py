@@ -64,7 +64,7 @@ def _asked(
     """Check what all measurements are asked, before any model is loaded."""
     name, settings = read_profile(profile, study)
     members = group or settings.training.num_generations
-    tails = parse_rising(granularities, int, above=0)
+    tails = parse_rising(granularities, int)
     if not tails or prompts < 1 or members < 2:
         raise UserError(
             "probe: --granularities are rising whole numbers from 1, as 1,2,3; "

@@ -178,8 +178,11 @@ def score_images(
         images = [sha256(folder / file) for file in rows.file]
         text = json.dumps([decides, images, list(rows.prompt)], sort_keys=True, default=str)
         kept = SCORED / f"{hashlib.sha256(text.encode()).hexdigest()}.parquet"
-        done.append(read_table(kept) if kept.exists() else _score(folder, rows, scorers))
-        if not kept.exists() and done[-1][list(scorers)].notna().all(axis=None):
+        if kept.exists():
+            done.append(read_table(kept))
+            continue
+        done.append(_score(folder, rows, scorers))
+        if done[-1][list(scorers)].notna().all(axis=None):
             SCORED.mkdir(parents=True, exist_ok=True)
             write_whole(kept, done[-1].to_parquet(index=False))
     return pd.concat(done, ignore_index=True)

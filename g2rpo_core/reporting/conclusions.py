@@ -9,9 +9,6 @@ from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.reporting.page import Page
 from g2rpo_core.reporting.tables import Line, Variant, lines_of, standard_errors
 
-# Of a run, and of a method; where the base is drawn in several ways, up to the first dot
-BASE_NAMES = (run_name(*BASE), BASE[0])
-
 
 def headline(page: Page) -> dict:
     """Return every mean, the gain in the training reward, and every comparison.

@@ -13,7 +13,7 @@ from g2rpo_core.foundation.files import complaint, read_text, reading
 from g2rpo_core.foundation.runs import is_base, run_name
 from g2rpo_core.foundation.tables import read_table
 from g2rpo_core.reporting.measured import Compared
-from g2rpo_core.reporting.tables import DTYPES, Run, part_of
+from g2rpo_core.reporting.tables import DTYPES, part_of
 
 ABOUT = ("prompts", "prompt_counts", "models", "versions")  # kept as the table's attributes
 KEYS = ["checkpoint", "steps", "method", "seed", "reward"]  # of the lines of runs
@@ -41,13 +41,6 @@ def scores_in(table: pd.DataFrame) -> pd.DataFrame:
         means = (table.part == "run") & (table.reward != TRAINING)
         scores = table[means & ~table.reward.isin(IMAGE_STATS)]
     return scores.rename(columns={"value": "score", "note": "reason"})[[*SCORES]]
-
-
-def gains_in(table: pd.DataFrame, reward: str = TRAINING) -> dict[Run, float]:
-    """Return each run's gain in one reward, at the first checkpoint and number of steps."""
-    runs = table[(table.part == "run") & (table.reward == reward) & ~table.method.map(is_base)]
-    runs = runs.drop_duplicates(["method", "seed"])
-    return dict(zip(zip(runs.method, runs.seed), runs.difference))
 
 
 def read_measured(compared: Compared, path: Path, hashes: Path) -> pd.DataFrame:
