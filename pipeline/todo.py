@@ -21,8 +21,9 @@ from dvc.repo import Repo, lock_repo
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
+from g2rpo_core.foundation.profiles import leaves
 from g2rpo_core.foundation.runs import SCRATCH, read_lock
-from g2rpo_core.foundation.texts import echo, leaves, some
+from g2rpo_core.foundation.texts import echo, some
 from pipeline.cached import Params, restorable, unstored
 from pipeline.graph import explain
 from stages.entry import ends_in_one_line
@@ -165,7 +166,7 @@ def changes(stage: Any, params: Params) -> Iterator[str]:
     for dep in stage.deps:
         path = Path(dep.def_path)
         if isinstance(dep, ParamsDependency):
-            old, new = dict(leaves(dep.hash_info.value or {})), dict(leaves(params(dep)))
+            old, new = leaves(dep.hash_info.value or {}), leaves(params(dep))
             settings += [key for key in {**old, **new} if old.get(key) != new.get(key)]
         # What another stage makes is that stage's reason
         elif (

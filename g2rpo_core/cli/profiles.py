@@ -1,17 +1,16 @@
 """List, show and compare profiles, for `g2rpo profile`."""
 
 import sys
-from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from g2rpo_core.config import Profile, load_profile, profile_path, resolve
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_text
+from g2rpo_core.foundation.profiles import leaves
 from g2rpo_core.foundation.texts import echo
 
 WIDTH = 130
@@ -51,49 +50,31 @@ def diff(first: str, second: str) -> None:
         if sum(name in each["methods"] for each in both) == 1:
             for each in both:
                 each["methods"][name] = "there" if name in each["methods"] else "not there"
-    values = [dict(_leaves(each)) for each in both]
+    values = [leaves(each) for each in both]
     for key in dict.fromkeys([*values[0], *values[1]]):
         before, after = (str(each[key]) if key in each else "-" for each in values)
         if before != after:
             echo(f"{key}: {before} -> {after}")
 
 
-def _leaves(value: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, field in value.items():
-        inner = field.model_dump(mode="json") if isinstance(field, BaseModel) else field
-        if isinstance(inner, dict) and inner:
-            yield from _leaves(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", inner
-
-
 def _settings(profile: Profile) -> dict:
     """Return every section, the methods with their published settings."""
-    data = {name: getattr(profile, name) for name in type(profile).model_fields}
-    data["methods"] = {
-        name: {
-            **run.model_dump(mode="json", exclude={"settings"}),
-            "settings": profile.run(name).method,
-        }
-        for name, run in profile.methods.items()
-    }
+    data = profile.model_dump(mode="json")
+    for name, entry in data["methods"].items():
+        del entry["settings"]  # those of the file: last are all, with the published ones
+        entry["settings"] = profile.run(name).method.model_dump(mode="json")
     return data
 
 
-def _annotated(value: BaseModel | dict, prefix: str, origin: dict[str, str]) -> CommentedMap:
+def _annotated(items: dict, prefix: str, origin: dict[str, str]) -> CommentedMap:
     """Comment each leaf of a mapping: the `file:line` that sets it, `default`, or `published`."""
-    items = (
-        {name: getattr(value, name) for name in type(value).model_fields}
-        if isinstance(value, BaseModel)
-        else dict(value)
-    )
     shown = CommentedMap()
     for key, field in items.items():
         name = f"{prefix}.{key}" if prefix else key
-        if isinstance(field, BaseModel) or (isinstance(field, dict) and field):
+        if isinstance(field, dict) and field:
             shown[key] = _annotated(field, name, origin)
             continue
-        shown[key] = CommentedSeq(field) if isinstance(field, tuple | list) else field
+        shown[key] = CommentedSeq(field) if isinstance(field, list) else field
         if isinstance(shown[key], CommentedSeq):
             shown[key].fa.set_flow_style()
         inherited = (

@@ -302,14 +302,6 @@ class Checkpoints:
                 discard(old)
         self.processes.barrier()
 
-    def load_records(self, path: Path) -> list[dict]:
-        """Call `load_records` for all processes."""
-        return load_records(path, self.processes)
-
-    def load_state(self, path: Path, state: dict) -> None:
-        """Call `load_state` for all processes."""
-        load_state(path, state, self.processes)
-
 
 def _why(error: BaseException) -> str:
     """Return the reason in one line: torch's writer has a whole traceback as an error's text."""

@@ -6,7 +6,7 @@ It is light, so that a process can look into a profile before it imports torch. 
 key.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,15 +104,13 @@ def override(under: Resolved, over: Resolved, keeps_null: Collection[str] = ()) 
     return Resolved(data, {key: origin[key] for key in leaves(data) if key in origin})
 
 
-def leaves(data: object, prefix: str = "") -> list[str]:
-    """Return the dotted keys of all values except non-empty mappings."""
-    if not isinstance(data, dict) or not data:
-        return [prefix]
-    return [
-        leaf
-        for key, value in data.items()
-        for leaf in leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    ]
+def leaves(data: Mapping, prefix: str = "") -> dict[str, object]:
+    """Return the values within nested mappings by dotted key; an empty mapping is a value."""
+    flat: dict[str, object] = {}
+    for key, value in data.items():
+        nested = isinstance(value, Mapping) and value
+        flat |= leaves(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return flat
 
 
 def _read(path: Path) -> tuple[dict, dict[str, str]]:

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 # Unicode's classes of characters that change the direction of a line
@@ -143,12 +143,3 @@ def markdown(text: object) -> str:
 def some(names: Sequence[str]) -> str:
     """Name the first few, and give the number of the others."""
     return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} others" if len(names) > FEW else "")
-
-
-def leaves(data: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every value that is no mapping or list, with its dotted key."""
-    if not isinstance(data, Mapping | list | tuple):
-        yield key, data
-        return
-    for part, value in data.items() if isinstance(data, Mapping) else enumerate(data):
-        yield from leaves(value, f"{key}.{part}" if key else str(part))

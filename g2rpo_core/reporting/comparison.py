@@ -1,7 +1,7 @@
 """Compare two evaluations: the settings that differ, and each run's rewards, with significance."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.profiles import leaves
 from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.reporting.over_seeds import over_seeds
 from g2rpo_core.reporting.statistics import paired_difference
@@ -43,7 +44,7 @@ def changed_settings(before: Side, after: Side) -> list[tuple[str, object, objec
 
     Of `methods`, only entries that both sides have.
     """
-    ours, theirs = dict(_leaves(before.profile)), dict(_leaves(after.profile))
+    ours, theirs = leaves(before.profile), leaves(after.profile)
     shared = {method for method, _ in before.runs} & {method for method, _ in after.runs}
     keys = [
         key
@@ -53,14 +54,6 @@ def changed_settings(before: Side, after: Side) -> list[tuple[str, object, objec
     return [
         (key, ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)
     ]
-
-
-def _leaves(data: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    if not isinstance(data, Mapping):
-        yield prefix, data
-        return
-    for key, value in data.items():
-        yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
 def changes(before: Side, after: Side) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.foundation.runs import is_base
-from g2rpo_core.foundation.texts import markdown, steering, unsteered
+from g2rpo_core.foundation.texts import markdown, unsteered
 from g2rpo_core.reporting.charts import curves, forest, library, svg
 from g2rpo_core.reporting.page import TOTAL, Page
 from g2rpo_core.reporting.tables import standard_errors
@@ -56,7 +56,8 @@ def fill(shown: Mapping[str, object]) -> dict[str, str]:
         autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
-        finalize=_without_steering,
+        # What steers terminals or reorders text is shown as its code, except in our own markup
+        finalize=lambda value: unsteered(value) if type(value) is str else value,
     )
     environment.filters |= {"errors": standard_errors, "script": in_script, "literal": markdown}
     environment.tests["base"] = is_base
@@ -65,13 +66,6 @@ def fill(shown: Mapping[str, object]) -> dict[str, str]:
         name: environment.get_template(f"{name}.j2").render(shown)
         for name in ("report.html", "report.md")
     }
-
-
-def _without_steering(value: object) -> object:
-    """Replace characters that steer terminals or reorder text, except in our own markup."""
-    if isinstance(value, str) and not isinstance(value, Markup) and steering(value):
-        return unsteered(value)
-    return value
 
 
 def in_script(value: object) -> Markup:

@@ -95,14 +95,15 @@ def _begin(
     """
     if not (written := checkpoint.checkpoints(folder)):
         return [{**START, **heldout()}]
-    records = kept.load_records(written[-1])
+    records = checkpoint.load_records(written[-1], kept.processes)
     last = records[-1]["iteration"]
     # Measured because a shorter run ended there; the curve must be the same as without that stop
     if last % trainer.training.monitor.every and last < trainer.training.iterations:
         records[-1] = {
             name: value for name, value in records[-1].items() if not name.startswith(HELDOUT)
         }
-    trainer.restore(partial(kept.load_state, written[-1]), updated=records[-1]["iteration"] > 0)
+    load = partial(checkpoint.load_state, written[-1], processes=kept.processes)
+    trainer.restore(load, updated=records[-1]["iteration"] > 0)
     return records
 
 
