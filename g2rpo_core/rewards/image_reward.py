@@ -30,7 +30,6 @@ from g2rpo_core.rewards.spec import (
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw scores, in the published code
 TEXT_LENGTH = 35  # tokens; longer prompts are cut
-HEAD_WIDTH = 64  # of the image tower's attention, in BLIP's base and large size
 DEFAULT = ScorerSettings(micro_batch=64)
 RENAMED = [  # in this order; the text tower's names are those of transformers already
     (r"^blip\.visual_encoder\.cls_token$", "vision.embeddings.class_embedding"),
@@ -124,21 +123,20 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
             names[key] = name
     renamed = {name: weights[key] for key, name in names.items()}
     # The sizes of both towers
-    patch = renamed["vision.embeddings.patch_embedding.weight"]  # [width, 3, patch, patch]
-    positions = renamed["vision.embeddings.position_embedding"].shape[1] - 1
+    tower = packages.image_tower(weights)
     vision = transformers.BlipVisionConfig(
-        hidden_size=patch.shape[0],
+        hidden_size=tower["embed_dim"],
         intermediate_size=renamed["vision.encoder.layers.0.mlp.fc1.weight"].shape[0],
-        num_hidden_layers=sum(name.endswith("self_attn.qkv.weight") for name in renamed),
-        num_attention_heads=patch.shape[0] // HEAD_WIDTH,
-        image_size=round(positions**0.5) * patch.shape[-1],
-        patch_size=patch.shape[-1],
+        num_hidden_layers=tower["depth"],
+        num_attention_heads=tower["num_heads"],
+        image_size=tower["img_size"],
+        patch_size=tower["patch_size"],
         hidden_act="gelu",
         layer_norm_eps=1e-6,
     )
     text = transformers.BlipTextConfig(
         **{key: med_config[key] for key in MED_CONFIG},
-        encoder_hidden_size=patch.shape[0],
+        encoder_hidden_size=tower["embed_dim"],
         is_decoder=True,
     )
     model = ImageRewardModel(vision, text)
@@ -221,7 +219,7 @@ def image_reward(
 def _build(models: ModelStore, device: torch.device, settings: ImageRewardSettings) -> Reward:
     folder, tokenizer = models.folder("image_reward"), models.folder("image_reward_tokenizer")
     if settings.backend == "image-reward":
-        packages.check_installed("image-reward", "rewards.image_reward.backend")
+        packages.check_installed("image-reward", "1.5", "rewards.image_reward.backend")
         return packages.as_reward(packages.image_reward(folder, tokenizer, device))
     return image_reward(folder, tokenizer, device, settings)
 

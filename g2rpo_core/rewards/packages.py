@@ -2,23 +2,21 @@
 
 That is with today's torch, timm and transformers. Nothing here changes how a score is computed. It
 replaces packages that only their training or other scorers import and names that transformers 5
-has moved, and adds a file that hpsv2's wheel lacks. The packages never contact a hub: their own
+has moved, and gives hpsv2 a file that its wheel lacks. The packages never contact a hub: their own
 classes build the models from the profile's files. They compute in float32 and get 8-bit images, as
 files hold them.
 """
 
-import json
+import gzip
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -26,14 +24,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import write_whole
 from g2rpo_core.rewards.plain_text import COMMON, plain
-from g2rpo_core.rewards.preprocess import Images, check_pairs, opaque, pil_images
+from g2rpo_core.rewards.preprocess import Images, check_pairs, pil_images
 from g2rpo_core.rewards.spec import Reward
 
-# Those that the code below is written for, as in requirements-parity.lock
-VERSIONS = {"hpsv2": "1.2.0", "image-reward": "1.5"}
-Score = Callable[[str, Sequence[Image.Image]], Sequence[float]]  # of one prompt's images
+VOCABULARY = "open_clip/bpe_simple_vocab_16e6.txt.gz"
+Score = Callable[[str, Image.Image], float]
 
 
 def as_reward(score: Score) -> Reward:
@@ -41,75 +37,61 @@ def as_reward(score: Score) -> Reward:
 
     def reward(images: Images, prompts: Sequence[str]) -> torch.Tensor:
         check_pairs(images, prompts)
-        files = pil_images(images) if isinstance(images, torch.Tensor) else map(opaque, images)
-        scores: list[float] = []
-        for prompt, part in groupby(zip(prompts, files), key=lambda pair: pair[0]):
-            scores += score(plain(prompt, COMMON), [image for _, image in part])
-        return torch.tensor(scores)
+        return torch.tensor(
+            [
+                score(plain(prompt, COMMON), image)
+                for prompt, image in zip(prompts, pil_images(images))
+            ]
+        )
 
     return reward
 
 
-def check_installed(package: str, where: str) -> None:
-    """Check a package's version; UserError with the command that installs the right one."""
-    wanted = VERSIONS[package]
-    installed = next((found.version for found in metadata.distributions(name=package)), None)
+def check_installed(package: str, wanted: str, where: str) -> None:
+    """Check that a package has the version for which the code below is written.
+
+    UserError with the command that installs it.
+    """
+    installed = next((found.version for found in metadata.distributions(name=package)), "none")
     if installed != wanted:
-        has = f"version {installed} is installed" if installed else "it is not installed"
-        wanted = f"{package}=={wanted}"
-        raise UserError(f"{where}: {package} needs {wanted}, {has}: pip install --no-deps {wanted}")
+        raise UserError(
+            f"{where}: needs {package} {wanted}, installed is {installed}: "
+            f"pip install --no-deps {package}=={wanted}"
+        )
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Hide the packages' warnings, and restore what their import changes in the whole process.
+def importing(*unused: str) -> Iterator[None]:
+    """Import a package, with empty modules in place of those that the code here never uses.
 
-    They turn all warnings off, and every log on.
+    They are removed afterwards, because other libraries check whether, say, `datasets` is
+    installed. The packages' warnings are hidden; they turn all others off, and every log on.
     """
-    root = logging.getLogger()
-    level, handlers = root.level, [*root.handlers]
-    with warnings.catch_warnings(action="ignore"):
-        try:
-            yield
-        finally:
-            root.setLevel(level)
-            root.handlers[:] = handlers
-
-
-@contextmanager
-def replace_missing(*names: str) -> Iterator[None]:
-    """Stand empty modules in for missing packages while code that never uses them is imported.
-
-    Also for `turtle`, which needs a tkinter that some distributions leave out of Python. They are
-    removed afterwards, because other libraries check whether, say, `datasets` is installed.
-    """
-    needs = lambda name: "tkinter" if name == "turtle" else name.partition(".")[0]
-    absent = [name for name in names if name not in sys.modules and not find_spec(needs(name))]
+    level, absent = logging.root.level, [name for name in unused if name not in sys.modules]
     for name in absent:
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update(__path__=[], __file__=None, __getattr__=lambda name: object)
-    try:
+    with warnings.catch_warnings(action="ignore"):
         yield
-    finally:
-        for name in absent:
-            del sys.modules[name]
+    logging.root.setLevel(level)
+    for name in absent:
+        del sys.modules[name]
 
 
-@undisturbed()
+@importing("clint", "clint.textui", "turtle")
 def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
     """Load hpsv2.img_score.score's loop, in float32, with the weights read once, not per call.
 
     architecture: a name, or a file in the folder.
     """
-    _place_vocabulary()
-    with replace_missing("clint", "clint.textui", "turtle"):
-        from hpsv2.src.open_clip import create_model_and_transforms, factory, tokenize
-    name = architecture.removesuffix(".json")
-    if name != architecture:
-        factory._MODEL_CONFIGS[name] = json.loads((folder / architecture).read_text())
+    # The wheel lacks its vocabulary, which is open_clip's
+    vocabulary = metadata.distribution("open_clip_torch").locate_file(VOCABULARY)
+    with patch("gzip.open", lambda file, read=gzip.open: read(str(vocabulary))):
+        from hpsv2.src.open_clip import add_model_config, create_model_and_transforms, tokenize
+    add_model_config(folder / architecture)  # which leaves a name without such a file alone
     # What hpsv2.img_score asks for and is no default, in full precision
     model, _, preprocess = create_model_and_transforms(
-        name, light_augmentation=True, aug_cfg={}, output_dict=True
+        architecture.removesuffix(".json"), light_augmentation=True, aug_cfg={}, output_dict=True
     )
     (file,) = folder.glob("HPS_v2.1_compressed.*")
     weights = read_weights(file)
@@ -118,65 +100,49 @@ def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
     length, (side, _) = len(model.positional_embedding), model.visual.image_size
 
     @torch.no_grad()
-    def score(prompt: str, images: Sequence[Image.Image]) -> list[float]:
-        text, scores = tokenize([prompt], length).to(device), []
-        for image in images:
-            image = image.convert("RGB")  # it fails on a fourth channel
-            if max(image.size) == side:  # it pads only what it has resized
-                square = Image.new("RGB", (side, side))
-                square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-                image = square
-            outputs = model(preprocess(image)[None].to(device), text)
-            scores.append((outputs["image_features"] @ outputs["text_features"].T).item())
-        return scores
+    def score(prompt: str, image: Image.Image) -> float:
+        image = image.convert("RGB")  # it fails on a fourth channel
+        if max(image.size) == side:  # it pads only what it has resized
+            left, top = ((side - edge) // 2 for edge in image.size)
+            image = image.crop((-left, -top, side - left, side - top))
+        outputs = model(preprocess(image)[None].to(device), tokenize([prompt], length).to(device))
+        return (outputs["image_features"] @ outputs["text_features"].T).item()
 
     return score
-
-
-def _place_vocabulary() -> None:
-    """Copy open_clip's vocabulary, which is the same, to where hpsv2 looks for it."""
-    import open_clip
-
-    vocabulary = Path(open_clip.__file__).with_name("bpe_simple_vocab_16e6.txt.gz")
-    package = Path(str(metadata.distribution("hpsv2").locate_file("hpsv2")))
-    file = package / "src" / "open_clip" / vocabulary.name
-    try:
-        if not file.exists():
-            write_whole(file, vocabulary.read_bytes())
-    except OSError as error:
-        raise UserError(
-            f"{file}: hpsv2 needs this file, which its wheel lacks, and it cannot be written: "
-            f"{error.strerror}"
-        ) from None
 
 
 def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
     """Load ImageReward.score, asked about one image at a time."""
     (file,) = folder.glob("ImageReward.*")
     weights = read_weights(file)
-    patch = weights["blip.visual_encoder.patch_embed.proj.weight"]  # [width, 3, patch, patch]
-    positions = weights["blip.visual_encoder.pos_embed"].shape[1] - 1
-    blocks = [name for name in weights if name.endswith("attn.qkv.weight")]
-    vision = {
-        "img_size": round(positions**0.5) * patch.shape[-1],
-        "patch_size": patch.shape[-1],
-        "embed_dim": patch.shape[0],
-        "depth": sum(name.startswith("blip.visual_encoder.") for name in blocks),
-        "num_heads": patch.shape[0] // 64,  # as wide as in BLIP's base and large size
-    }
     model = image_reward_model(
         folder / "med_config.json",
         transformers.AutoTokenizer.from_pretrained(tokenizer),
-        vision,
+        image_tower(weights),
         weights["mlp.layers.0.weight"].shape[1],
     )
     model.load_state_dict(weights)
     model.to(device).device = device
-    score = torch.no_grad()(model.score)
-    return lambda prompt, images: [score(prompt, image) for image in images]
+    return torch.no_grad()(model.score)
 
 
-@undisturbed()
+def image_tower(weights: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Return the sizes of the image tower of `ImageReward.pt`: VisionTransformer's arguments."""
+    patch = weights["blip.visual_encoder.patch_embed.proj.weight"]  # [width, 3, patch, patch]
+    positions = weights["blip.visual_encoder.pos_embed"].shape[1] - 1
+    return {
+        "img_size": round(positions**0.5) * patch.shape[-1],
+        "patch_size": patch.shape[-1],
+        "embed_dim": patch.shape[0],
+        "depth": sum(name.endswith("attn.qkv.weight") for name in weights),
+        "num_heads": patch.shape[0] // 64,  # as wide as in BLIP's base and large size
+    }
+
+
+@importing(
+    *("clip", "datasets", "fairscale", "fairscale.nn", "fairscale.nn.checkpoint"),
+    "fairscale.nn.checkpoint.checkpoint_activations",
+)
 def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
     """Build ImageReward's own model.
 
@@ -186,12 +152,9 @@ def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
     for name in ("apply_chunking_to_forward", "prune_linear_layer"):
         setattr(transformers.modeling_utils, name, getattr(transformers.pytorch_utils, name))
     transformers.modeling_utils.find_pruneable_heads_and_indices = None
-    checkpoints = [f"fairscale{rest}" for rest in ("", ".nn", ".nn.checkpoint")]
-    unused = ("clip", "datasets", *checkpoints, f"{checkpoints[-1]}.checkpoint_activations")
-    with replace_missing(*unused):
-        # Its classes hide its modules, so these are reached by name
-        import ImageReward  # noqa: F401
-        from ImageReward.models.BLIP import blip_pretrain, med, vit
+    from ImageReward.ImageReward import MLP, ImageReward, _transform
+    from ImageReward.models.BLIP import blip_pretrain, med, vit
+
     # What transformers 5 no longer has
     base = med.BertPreTrainedModel
     base.all_tied_weights_keys = {}
@@ -203,10 +166,9 @@ def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
     tower = vit.VisionTransformer(**vision), vision["embed_dim"]
     blip_pretrain.init_tokenizer = lambda: tokenizer
     blip_pretrain.create_vit = lambda *published_sizes: tower
-    module: Any = sys.modules["ImageReward.ImageReward"]
-    model = module.ImageReward(str(med_config))
-    model.mlp = module.MLP(hidden)
-    model.preprocess = module._transform(vision["img_size"])
+    model = ImageReward(str(med_config))
+    model.mlp = MLP(hidden)
+    model.preprocess = _transform(vision["img_size"])
     return model.eval()
 
 

@@ -163,8 +163,13 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
     return [transforms().pil_to_tensor(opaque(image).convert("RGB")) for image in images]
 
 
-def pil_images(images: torch.Tensor) -> list[Image.Image]:
-    """Convert images [N, 3, H, W] in [0, 1] to PIL's, rounded to 8 bits as diffusers does."""
+def pil_images(images: Images) -> list[Image.Image]:
+    """Convert images [N, 3, H, W] in [0, 1] to PIL's, rounded to 8 bits as diffusers does.
+
+    PIL images stay as they are, with transparency on white.
+    """
+    if not isinstance(images, torch.Tensor):
+        return [opaque(image) for image in images]
     return [transforms().to_pil_image(image) for image in eight_bit(images)]
 
 

@@ -145,7 +145,7 @@ def hps(
 
 def _build_hps(models: ModelStore, device: torch.device, settings: HPSSettings) -> Reward:
     if settings.backend == "hpsv2":
-        packages.check_installed("hpsv2", "rewards.hps.backend")
+        packages.check_installed("hpsv2", "1.2.0", "rewards.hps.backend")
         return packages.as_reward(
             packages.hpsv2(models.folder("hps"), models.entry("hps")["architecture"], device)
         )

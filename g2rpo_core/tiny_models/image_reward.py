@@ -10,7 +10,7 @@ from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from torch import nn
 from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig
 
-from g2rpo_core.rewards.image_reward import HEAD_WIDTH, MED_CONFIG, ImageRewardModel
+from g2rpo_core.rewards.image_reward import MED_CONFIG, ImageRewardModel
 from g2rpo_core.tasks.task import Task
 from g2rpo_core.tiny_models.clip import contrastive_loss, degrade, pairs
 from g2rpo_core.tiny_models.fit import fit
@@ -99,7 +99,7 @@ def _reward(task: Task, tokenizer: BertTokenizer) -> ImageRewardModel:
         hidden_size=WIDTH,
         intermediate_size=4 * WIDTH,
         num_hidden_layers=2,
-        num_attention_heads=WIDTH // HEAD_WIDTH,
+        num_attention_heads=WIDTH // 64,  # as wide as in BLIP's base and large size
         image_size=task.size,
         patch_size=8,
         hidden_act="gelu",
