@@ -45,16 +45,13 @@ def serve_reward(
     with listen(host, port) as listener:
         name, on = resolve_alias(reward), device_of(device)
         made, health = load(reward, name, read_rewards(profile, models, published), on)
-        spec = registry.REWARDS.get(name)
         served = Served(
             made,
             health,
             on,
-            tensors=spec is None or spec.tasks_only,
             most_bytes=max_request_mib * 2**20,
             key=key,
             names=names_of(host),
-            problem_of_image=spec.problem_of_image if spec else Served.problem_of_image,
         )
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if not on_loopback(host):

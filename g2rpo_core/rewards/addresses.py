@@ -1,8 +1,6 @@
 """What a server's address says: who can reach it, by which names, and whether it has a login."""
 
 import ipaddress
-import re
-from contextlib import suppress
 
 import httpx
 
@@ -20,18 +18,16 @@ def checked_url(url: object) -> object:
 
     The error does not repeat the address, because errors are printed.
     """
-    if re.match(r"([^/?#]*//)?[^/?#]*@", str(url)):
-        raise ValueError(
-            "holds a name or password before @, and addresses are printed and kept in files: "
-            "use key_variable"
-        )
     try:
         address = httpx.URL(str(url))
-        host = address.host  # which decodes it
+        reached = address.host and 0 < (address.port or 80) < 2**16
     except (httpx.InvalidURL, ValueError):
-        host = ""
-    if not host or not 0 < (address.port or 80) < 2**16:
-        raise ValueError("is no address: it has no host, or a port that there is not")
+        raise ValueError("is no address") from None
+    if not reached or address.userinfo:
+        raise ValueError(
+            "has no host, a port that there is not, or a name or password before @: addresses are "
+            "printed and kept in files, so use key_variable"
+        )
     return url
 
 
@@ -41,7 +37,6 @@ def names_of(host: str) -> list[str]:
     `*`, any name, if it listens on all addresses. A page whose own name leads here (DNS rebinding)
     is then refused.
     """
-    with suppress(ValueError):
-        if ipaddress.ip_address(host).is_unspecified:
-            return ["*"]
+    if host in ("0.0.0.0", "::"):
+        return ["*"]
     return ["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host]

@@ -22,9 +22,3 @@ def problem_of_image(width: int, height: int) -> str | None:
             f"has {width} x {height} pixels, one side over {LONGEST_SIDE} times the other: crop it"
         )
     return None
-
-
-def cut(text: object) -> str:
-    """Return a text from outside, at most LONGEST_TEXT characters of it."""
-    whole = str(text)
-    return whole if len(whole) <= LONGEST_TEXT else f"{whole[:LONGEST_TEXT]}…"

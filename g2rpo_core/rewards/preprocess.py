@@ -182,7 +182,7 @@ def check_pairs(images: Images, prompts: Sequence[str]) -> None:
         raise ValueError(
             f"{len(images)} images and {len(prompts)} prompts; need one prompt per image"
         )
-    if not isinstance(images, torch.Tensor) and any(image.mode[0] in "IF" for image in images):
+    if any(isinstance(image, Image.Image) and image.mode[0] in "IF" for image in images):
         raise ValueError(
             "images have 16 bits or floating-point numbers: call `in_eight_bits` on them first"
         )

@@ -168,6 +168,12 @@ class CustomReward:
         return scores.float()
 
 
+def verifier(images: Images, prompts: Sequence[str]) -> torch.Tensor:
+    """Score images of tiny tasks exactly, tensors or files."""
+    files = not isinstance(images, torch.Tensor)
+    return verify(torch.stack(eight_bit(images)) / 255 if files else images, prompts)
+
+
 SPECS: tuple[RewardSpec, ...] = (
     similarity.HPS,
     similarity.CLIP_SCORE,
@@ -182,7 +188,7 @@ SPECS: tuple[RewardSpec, ...] = (
     RewardSpec(
         "verifier",
         "Verifier (exact)",
-        lambda models, device, settings: verify,
+        lambda models, device, settings: verifier,
         settings=RewardSettings,
         tasks_only=True,
         problem_of_prompt=problem_of_prompt,

@@ -11,20 +11,18 @@ import importlib.metadata
 import json
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Annotated
 
 import torch
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from PIL import Image
-from pydantic import ValidationError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.texts import echo
-from g2rpo_core.rewards.preprocess import opaque, transforms
+from g2rpo_core.foundation.texts import echo, visible
+from g2rpo_core.rewards.preprocess import check_pairs, in_eight_bits
 from g2rpo_core.rewards.reward_protocol import (
     MOST_IMAGES,
     NPY,
@@ -34,8 +32,7 @@ from g2rpo_core.rewards.reward_protocol import (
     ScoreRequest,
     Sent,
     answer,
-    decode,
-    first_problem,
+    parse,
 )
 from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.rewards.spec import Reward
@@ -43,6 +40,8 @@ from g2rpo_core.rewards.spec import Reward
 # Of a body: what a pixel of 8-bit RGB takes in base64. So one limit holds bytes and pixels: few
 # bytes of a PNG become no more memory than a body that may be sent
 BYTES_PER_PIXEL = 4
+# A page of another site can send any other type without asking
+Json = Annotated[str, Header(pattern=r"(?i)^application/json *(;.*)?$")]
 
 
 @dataclass(frozen=True)
@@ -53,24 +52,20 @@ class Served:
     health: Health
     device: torch.device
     """Where tensors are put."""
-    tensors: bool
-    """Whether the reward takes tensors only, no PIL images."""
     most_bytes: int
     """The largest body of a request; its images have at most a pixel for BYTES_PER_PIXEL of it."""
     key: str | None = None
     """What clients must send; None: nothing."""
     names: Sequence[str] = ("*",)
     """The host names by which it may be asked; `*`: any."""
-    problem_of_image: Callable[[int, int], str | None] = lambda width, height: None
-    """The reward's own limits, as in its `RewardSpec`."""
 
 
 def make_app(served: Served) -> FastAPI:
     """Make the server's application. The reward is never called by two threads at once."""
 
-    def check_key(request: Request) -> None:
-        sent = request.headers.get("authorization", "")
-        if served.key and not hmac.compare_digest(sent.encode(), f"Bearer {served.key}".encode()):
+    def check_key(authorization: Annotated[str, Header()] = "") -> None:
+        wanted = f"Bearer {served.key}".encode()
+        if served.key and not hmac.compare_digest(authorization.encode(), wanted):
             raise HTTPException(401, "a key is needed: Authorization: Bearer KEY")
 
     label = f"g2rpo: {served.health.label}"
@@ -83,11 +78,7 @@ def make_app(served: Served) -> FastAPI:
         return served.health
 
     @app.post("/score")
-    async def score(request: Request) -> dict[str, list]:
-        # A page of another site can send anything but this type without asking
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise HTTPException(415, "the request must be of Content-Type: application/json")
+    async def score(request: Request, content_type: Json) -> dict[str, list]:
         data = bytearray()
         async for part in request.stream():
             data += part
@@ -103,70 +94,50 @@ def make_app(served: Served) -> FastAPI:
     return app
 
 
-def score_request(served: Served, data: bytes | bytearray) -> dict[str, list]:
+def score_request(served: Served, data: bytearray) -> dict[str, list]:
     """Answer a request; HTTPException if it cannot be scored, or if the reward fails."""
     try:
-        asked = ScoreRequest.model_validate_json(data)
-    except ValidationError as error:
-        kind, said = first_problem(error)
-        raise HTTPException(413 if kind == "too_long" else 422, said) from None
-    prompts, images = asked.prompts, list[Sent]()
-    if len(prompts) != len(asked.images):
-        raise HTTPException(
-            422, f"{len(asked.images)} images and {len(prompts)} prompts; need one prompt per image"
-        )
-    left = served.most_bytes // BYTES_PER_PIXEL
-    for number, url in enumerate(asked.images):
-        try:
-            images.append(decode(url))
-            width, height = size_of(images[-1])
-            left -= width * height
-            if problem := served.problem_of_image(width, height):
-                raise ValueError(problem)
-            if left < 0:
-                raise ValueError("too many pixels in the images up to this one: send fewer at once")
-        except ValueError as error:
-            # NumPy's reasons have several lines
-            reason = " ".join(str(error).split())[:300]
-            raise HTTPException(422, f"images: {number}: {reason}") from None
+        images, prompts = read_request(served, data)
+    except Exception as error:  # noqa: BLE001 - PIL raises many
+        raise HTTPException(422, visible(str(error)[:300])) from None
     try:
         return answer(score_images(served, images, prompts))
-    except UserError as error:
-        reason = str(error)
     # A reward's code may raise anything; the next request may still be scored
     except Exception as error:  # noqa: BLE001
-        lines = traceback.format_exc().splitlines()
-        echo(f"{served.health.reward} failed:", *lines, file=sys.stderr)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    raise HTTPException(500, f"{served.health.reward} failed: {reason}")
+        echo(*traceback.format_exc().splitlines(), file=sys.stderr)
+        said = visible(f"{type(error).__name__}: {error}"[:300])
+        raise HTTPException(500, f"{served.health.reward} failed: {said}") from None
 
 
-def size_of(image: Sent) -> tuple[int, int]:
-    """Return an image's width and height."""
-    return image.size if isinstance(image, Image.Image) else (image.shape[2], image.shape[1])
+def read_request(served: Served, data: bytearray) -> tuple[list[Sent], list[str]]:
+    """Read the images and prompts of a request; an error says what does not fit."""
+    asked = parse(ScoreRequest, data)
+    sides = (
+        image.size if isinstance(image, Image.Image) else image.shape[1:] for image in asked.images
+    )
+    if sum(width * height for width, height in sides) > served.most_bytes // BYTES_PER_PIXEL:
+        raise ValueError("images: too many pixels: send fewer at once")
+    images = [
+        in_eight_bits(image.copy()) if isinstance(image, Image.Image) else image
+        for image in asked.images
+    ]
+    check_pairs(images, asked.prompts)
+    return images, asked.prompts
 
 
 def score_images(served: Served, images: Sequence[Sent], prompts: Sequence[str]) -> list[Scored]:
     """Return scores in the images' order.
 
-    Files in a row are scored together, and so are tensors of one size, as the reward would get them
-    locally.
+    Images of one kind are scored together, as the reward would get them locally: files, or tensors
+    of one size. Others are scored one by one.
     """
-    if served.tensors:
-        images = [image if isinstance(image, torch.Tensor) else _tensor(image) for image in images]
-    shape_of = lambda pair: pair[0].shape if isinstance(pair[0], torch.Tensor) else None
-    scored: list[Scored] = []
-    for shape, pairs in groupby(zip(images, prompts), key=shape_of):
-        part, texts = zip(*pairs)
-        batch = part if shape is None else torch.stack(part).to(served.device)
-        values, reasons = score_one(served.reward, batch, texts)
-        scored += zip(values.tolist(), reasons)
-    return scored
-
-
-def _tensor(image: Image.Image) -> torch.Tensor:
-    pixels = transforms().pil_to_tensor(opaque(image).convert("RGB"))
-    return transforms().to_dtype(pixels, torch.float32, scale=True)
+    files = [image for image in images if isinstance(image, Image.Image)]
+    tensors = [image for image in images if isinstance(image, torch.Tensor)]
+    if (files and tensors) or len({tensor.shape for tensor in tensors}) > 1:
+        return [score_images(served, [one], [text])[0] for one, text in zip(images, prompts)]
+    batch = torch.stack(tensors).to(served.device) if tensors else files
+    values, reasons = score_one(served.reward, batch, prompts)
+    return list(zip(values.tolist(), reasons))
 
 
 def describe(name: str, label: str, settings: dict, models: dict, note: str | None) -> Health:
@@ -175,10 +146,7 @@ def describe(name: str, label: str, settings: dict, models: dict, note: str | No
     These decide scores.
     """
     decides = json.dumps({"settings": settings, "models": models}, sort_keys=True).encode()
-    try:
-        release = importlib.metadata.version("g2rpo")
-    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
-        release = "0"
+    release = importlib.metadata.version("g2rpo")
     return Health(
         reward=name,
         label=label,

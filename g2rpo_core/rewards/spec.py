@@ -20,9 +20,8 @@ Section = Mapping[str, Mapping[str, object]]
 class Reward(Protocol):
     """reward(images, prompts) -> float32 [N].
 
-    images: [N, 3, H, W] float in [0, 1], or N PIL images of any size (the verifier only takes
-    tensors); prompts: N texts. No gradient; higher is better; ValueError unless there is one prompt
-    per image.
+    images: [N, 3, H, W] float in [0, 1], or N PIL images of any size; prompts: N texts. No
+    gradient; higher is better; ValueError unless there is one prompt per image.
     """
 
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor: ...
@@ -61,7 +60,7 @@ class ServerSettings(Settings):
     url: Annotated[str, BeforeValidator(checked_url)] = Field(
         pattern=r"^https?://\S+$", description="Address of the server."
     )
-    timeout: float = Field(120, gt=0, le=86_400, description="Seconds per try.")
+    timeout: float = Field(120, gt=0, le=86_400, description="Seconds of silence that end a try.")
     tries: int = Field(5, gt=0, le=1000, description="Tries per request.")
     backoff: float = Field(
         1.0,

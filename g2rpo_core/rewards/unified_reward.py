@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.pretrained import load_whole
-from g2rpo_core.rewards.limits import cut
+from g2rpo_core.rewards.limits import LONGEST_TEXT
 from g2rpo_core.rewards.plain_text import COMMON, control_words, plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.remote import HttpClient, Unanswered
@@ -162,7 +162,8 @@ class UnifiedReward:
         try:
             return parse(self.template, answer), None
         except ValueError as error:
-            return float("nan"), cut(f"not a score: {error}; the answer was {answer!r}")
+            reason = f"not a score: {error}; the answer was {answer!r}"
+            return float("nan"), reason[:LONGEST_TEXT]
 
 
 class InProcess:
