@@ -110,16 +110,6 @@ def test_a_profile_decides_how_rewards_score(folder, tmp_path):
     assert len(pd.read_csv(tmp_path / "t.csv")) == 8  # nothing is lost
 
 
-@pytest.mark.pipeline
-def test_a_profile_decides_the_numerics_beside_a_folder_of_models_too(models, folder, tmp_path):
-    """Those of `tiny` need variables that have to be set before torch is imported."""
-    profile(tmp_path, "mine", "")
-    words = ["score", "--reward", "hps", "--profile", "mine", "--prompts", "prompts.txt"]
-    words += ["--models", str(models), str(folder)]
-    done = run_module("g2rpo_core.cli", *words, folder=tmp_path, OMP_NUM_THREADS="2")
-    assert done.returncode == 0, done.stderr
-
-
 HALF = """
 from g2rpo_core.foundation.errors import UserError
 

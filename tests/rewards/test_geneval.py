@@ -1,7 +1,6 @@
 """GenEval's verifier with small detectors and a CLIP of the published classes."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from transformers import (
 from g2rpo_core.rewards import geneval, registry
 from g2rpo_core.rewards.geneval import Colors, Detector, GenEvalSettings, Query, cut_out
 from g2rpo_core.rewards.geneval_rule import COLORS, Found
-from g2rpo_core.rewards.scoring import score_one
 from tests.fixtures.errors import refused
 from tests.fixtures.images import photograph
 
@@ -98,23 +96,13 @@ def clip(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def detector(masks):
-    return Detector(masks, CPU, 64)
-
-
 def eight(*images: Image.Image) -> torch.Tensor:
     return torch.stack([TF.pil_to_tensor(image) for image in images])
 
 
-def all_of(
-    detector: Detector, images: torch.Tensor, threshold: float = 0.0
-) -> list[dict[str, list[Found]]]:
-    return detector(images, [Query(detector.names.values(), threshold)] * len(images))
-
-
-def test_masks_are_read_as_mmdet_reads_them(detector):
+def test_masks_are_read_as_mmdet_reads_them(masks):
     """Recomputed plainly from the model's outputs: every query and class."""
+    detector = Detector(masks, CPU, 64)
     images = eight(photograph(80, 96, 1))
     inputs = detector.processor(images=list(images), return_tensors="pt", **detector.size)
     assert inputs["pixel_values"].shape == (1, 3, 96, 64)  # 64 x 76.8, in steps of 32
@@ -134,7 +122,7 @@ def test_masks_are_read_as_mmdet_reads_them(detector):
             score = probability * logits[query].sigmoid()[mask].mean().item()
             box = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
             expected.setdefault(detector.names[label], []).append((score, box, mask.numpy()))
-    (found,) = all_of(detector, images)
+    (found,) = detector(images, [Query(detector.names.values(), 0.0)])
     assert found.keys() == expected.keys() and len(expected) == 3
     for name, objects in found.items():
         for one, (score, box, mask) in zip(objects, expected[name], strict=True):
@@ -158,8 +146,6 @@ def test_an_object_is_cut_out_on_grey():
     crop = np.asarray(cut_out(image, Found(1.0, (3.0, 2.0, 7.0, 4.0), mask)))
     assert crop.shape == (2, 4, 3) and (crop[1, 0] == 0x99).all()
     assert (crop[0] == image[:, 2, 3:7].T.numpy()).all()
-    assert cut_out(image, Found(1.0, (2.6, 1.2, 7.4, 3.9))).size == (4, 3)  # edges are rounded
-    assert cut_out(image, Found(1.0, (8.0, 6.0, 8.0, 6.0))).size == (1, 1)
 
 
 def test_the_colour_is_the_nearest_of_ten_as_published(clip):
@@ -217,16 +203,6 @@ def test_the_registry_loads_both_models_and_settings_decide_the_rule(tmp_path, m
         ).tolist()
     # Random weights find everything: three cats instead of one, three mice instead of two
     assert scores == {True: [-1.0, 0.5], False: [1.0, 0.0]}
-
-
-def test_a_prompt_that_is_not_genevals_has_no_score_and_says_why(masks, clip):
-    reward = geneval.geneval(masks, clip, CPU, GenEvalSettings(**SETTINGS))
-    scores, reasons = score_one(
-        reward, [photograph(64, 64)] * 3, ["a photo of a cat", "a cat", "a photo of a dog"]
-    )
-    assert [math.isnan(score) for score in scores.tolist()] == [False, True, True]
-    assert reasons[0] is None and reasons[1].startswith("not a prompt of GenEval")
-    assert reasons[2] == "the detector knows no 'dog'"
 
 
 def test_a_batch_of_any_sizes_equals_each_image_alone(masks, clip):

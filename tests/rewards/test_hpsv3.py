@@ -93,8 +93,6 @@ def test_scores_are_those_of_the_published_model(published):
     ours = hpsv3(folder, base, CPU, HPSv3Settings(micro_batch=3))(images, PROMPTS)
     assert ours.dtype == torch.float32 and theirs.std() > 0.01
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    another = hpsv3(folder, base, CPU)([IMAGES["square"]] * 8, PROMPTS)
-    assert (another - ours).abs().max() > 1e-3  # the image matters as the prompt does
     half = hpsv3(folder, base, CPU, HPSv3Settings(dtype="bfloat16"))
     assert (
         half.model.trunk.dtype == torch.bfloat16 and half.model.head[0].weight.dtype == ours.dtype
@@ -117,15 +115,10 @@ def test_the_instruction_is_the_published_one_word_for_word():
 def test_files_that_do_not_fit_are_refused_in_one_line(published, tmp_path):
     _, folder, base = published
     weights = load_file(folder / "HPSv3.safetensors")
-    name, missing = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
-    longer = torch.cat([weights[name], weights[name][:1]])
-    for spoilt, told in (
-        ({key: weights[key] for key in weights if key != missing}, "not the weights of HPSv3: "),
-        (weights | {name: longer}, r"<\|Reward\|> has the id \d+, but the weights have \d+ tokens"),
-    ):
-        save_file(spoilt, tmp_path / "HPSv3.safetensors")
-        with refused(told):
-            hpsv3(tmp_path, base, CPU)
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "HPSv3.safetensors")
+    with refused("not the weights of HPSv3: "):
+        hpsv3(tmp_path, base, CPU)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
     with refused("is a model of type 'clip', but HPSv3 is a qwen2_vl: take Qwen/Qwen2-VL-7B"):
         hpsv3(folder, tmp_path, CPU)

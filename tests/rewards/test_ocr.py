@@ -8,10 +8,10 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torchvision.transforms.v2 import functional as TF
 
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import ocr, registry
 from g2rpo_core.rewards.scoring import score_one
 from g2rpo_core.tasks.table import TASKS
+from tests.fixtures.errors import refused
 
 SIGN = 'a sign that says "Hello World", in the rain'
 
@@ -66,13 +66,6 @@ def test_the_score_is_the_distance_over_the_length_of_the_text(read, asked, scor
     assert ocr.similarity(read, asked) == score
 
 
-@pytest.mark.parametrize("text, size", [("Hello World", 36), ("Step Goal\nAchieved", 40)])
-def test_a_drawn_text_is_read(reward, text, size):
-    prompts = [f'a sign that says "{text.upper()}"', 'a sign that says "Zurich 1847"']
-    right, wrong = reward([drawn(text, size)] * 2, prompts).tolist()
-    assert right == 1.0 and wrong < 0.4
-
-
 def test_the_words_of_the_task_are_read_as_one_line_each(tmp_path):
     """All but one in a hundred, without looking for lines first."""
     scenes, images = TASKS["words"].sample(100, 3, testing=True)
@@ -103,16 +96,7 @@ def test_a_score_says_what_was_read_and_a_missing_one_why(reward):
     assert reasons == ["read 'Hello World'", "the prompt has no text in double quotes"]
 
 
-def test_lines_that_are_read_unsurely_are_left_out(reward):
-    image, prompt = drawn("Hello World"), [SIGN]
-    strict = registry.load(["ocr"], ".", section={"ocr": {"min_confidence": 1.0}})["ocr"]
-    assert reward([image], prompt).item() == 1.0 and strict([image], prompt).item() == 0.0
-
-
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rapidocr", None)
-    for act in (lambda: registry.check("ocr", {}), lambda: registry.load(["ocr"], ".")):
-        with pytest.raises((UserError, ValueError)) as error:
-            act()
-        assert str(error.value) == "rewards.ocr needs rapidocr: pip install 'g2rpo[ocr]'"
-    registry.check("ocr", {"ocr": {"server": {"url": "http://localhost:8700"}}})  # which has it
+    with refused(r"^rewards.ocr needs rapidocr: pip install 'g2rpo\[ocr\]'$"):
+        registry.check("ocr", {})

@@ -1,5 +1,7 @@
 """Scores by the packages that people cite."""
 
+import shutil
+
 import pytest
 import torch
 from torchvision.transforms.v2 import functional as TF
@@ -65,8 +67,7 @@ def test_image_reward_equals_image_reward(models, tmp_path):
         if value.is_floating_point():
             weights[key] = value + 0.1 * torch.randn(value.shape, generator=generator)
     torch.save(weights, tmp_path / "ImageReward.pt")
-    med_config = (models / "image_reward" / "med_config.json").read_text()
-    (tmp_path / "med_config.json").write_text(med_config)
+    shutil.copy(models / "image_reward" / "med_config.json", tmp_path)
     published = packages.image_reward(tmp_path, tokenizer, CPU)
     theirs = torch.tensor(
         [published(prompt, image) for image, prompt in zip(SEEN.values(), PROMPTS)]

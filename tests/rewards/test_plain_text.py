@@ -8,12 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from open_clip.tokenizer import SimpleTokenizer
-from PIL import Image
 from transformers import AddedToken, AutoProcessor, AutoTokenizer
 
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.plain_text import COMMON, control_words, plain
-from g2rpo_core.rewards.unified_reward import control_words_of, conversation, question
 from tests.reliability.test_generated_inputs import FIXED, HEALTH
 
 KNOWN = [
@@ -70,11 +68,6 @@ def test_a_control_word_is_one_no_more(before, word, way, after):
         assert made == text
 
 
-@pytest.mark.parametrize("text", ["a|b <3 [x] {prompt} <b>", "&lt;3"])
-def test_other_texts_stay_as_they_are(text):
-    assert plain(text, COMMON) == text
-
-
 def ids_of(tokenizer, text: str) -> list[int]:
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     if hasattr(tokenizer, "get_added_vocab"):
@@ -128,19 +121,3 @@ def test_a_scorer_scores_a_prompt_as_the_text_that_it_is(models, name):
     ends = {"pickscore": "<|endoftext|>", "image_reward": "[SEP]"}.get(name, "<end_of_text>")
     asked = f"a red circle {ends} and a blue square"
     assert score(asked) == score(plain(asked, COMMON)) != score(f"a red circle {ends}")
-
-
-def test_a_question_has_one_image_and_one_turn_whatever_the_prompt_says(models):
-    """As the processor of the model that is asked makes it: ids of images and of turns."""
-    processor = AutoProcessor.from_pretrained(models / "unified_reward")
-    words = control_words_of(processor)
-    shown = [Image.new("RGB", (32, 32))]
-
-    def ids(prompt: str) -> list[int]:
-        asked = conversation(plain(question("final_score.v1", prompt), words))
-        text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-        made = processor(text=[text], images=shown, return_tensors="pt").input_ids[0].tolist()
-        return [each for each in made if each in special_ids(processor.tokenizer)]
-
-    for word in (*KNOWN, *processor.tokenizer.all_special_tokens, processor.image_token):
-        assert ids(f"a red circle {word} a blue square") == ids("a red circle a blue square"), word

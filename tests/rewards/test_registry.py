@@ -9,19 +9,9 @@ from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.rewards import registry as rewards
-from g2rpo_core.rewards.registry import (
-    SPECS,
-    labels,
-    max_missing,
-)
 from g2rpo_core.rewards.scoring import score_all
 from tests.conftest import ROOT
 from tests.fixtures.errors import refused
-
-CUSTOM = {
-    "redness": {"class": "my_rewards:Redness"},
-    "blueness": {"class": "my_rewards:Blueness", "label": "Blue", "max_missing": 0.3},
-}
 
 
 def test_the_class_of_the_documentation_scores_with_its_settings(tmp_path, monkeypatch):
@@ -32,14 +22,6 @@ def test_the_class_of_the_documentation_scores_with_its_settings(tmp_path, monke
     reward = rewards.load(["redness"], tmp_path, section={"redness": entry})["redness"]
     images = [Image.new("RGB", (4, 4), color) for color in ("red", "yellow", "white")]
     assert reward(images, ["a"] * 3).tolist() == pytest.approx([2.0, 1.0, 0.0])
-
-
-def test_rewards_of_the_users_own_stand_beside_the_built_in_ones():
-    assert labels(CUSTOM) == {spec.name: spec.label for spec in SPECS} | {
-        "redness": "redness",
-        "blueness": "Blue",
-    }
-    assert max_missing(["hps", "blueness"], CUSTOM) == {"hps": 0.05, "blueness": 0.3}
 
 
 @pytest.fixture

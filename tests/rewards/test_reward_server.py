@@ -137,10 +137,8 @@ def test_a_class_of_the_users_own_fails_as_answers_and_the_server_goes_on(profil
         assert scores.isnan().all() and "\n" not in reasons[0]
         assert "mine failed: " in reasons[1] and "RuntimeError: no memory left on" in reasons[1]
         assert ask("a", "b")[0].isfinite().all()
-        # Without the key, and with another
-        for headers in ({}, {"Authorization": "Bearer other"}):
-            answer = httpx.get(f"{server.url}/health", headers=headers, trust_env=False)
-            assert answer.status_code == 401 and "a key is needed" in answer.json()["detail"]
+        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 401
+        assert post(server, {"Authorization": "Bearer other"}, content=b"{}").status_code == 401
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=HUNG) == 0
         assert server.process.stdout.read() == "stopped\n"
@@ -151,17 +149,13 @@ def test_a_class_of_the_users_own_fails_as_answers_and_the_server_goes_on(profil
     "words, message",
     [
         (["--reward", "beauty", "--profile", "own"], "--reward beauty: unknown; there are hps, "),
-        (["--reward", "far", "--profile", "only"], "--reward far: the profile only gets it from a"),
         (["--reward", "hps", "--key-variable", "NOT_SET"], "NOT_SET: is not set in the env"),
     ],
 )
 def test_words_that_do_not_fit_end_in_one_line_before_a_model_is_loaded(
     profile, monkeypatch, words, message
 ):
-    monkeypatch.delenv("NOT_SET", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command puts its folder there
-    only = 'extends: tiny\nrewards: {far: {server: {url: "http://localhost:1"}}}\n'
-    (profile / "profiles" / "only.yaml").write_text(only)
     told = refusal(main, "serve-reward", *words, "--port", 0, folder=profile)
     assert told.startswith("error: ") and message in told
 
