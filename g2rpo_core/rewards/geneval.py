@@ -19,7 +19,7 @@ import transformers
 from PIL import Image
 from pydantic import Field
 
-from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.pretrained import load_whole
 from g2rpo_core.rewards import geneval_rule as rule
@@ -31,7 +31,7 @@ from g2rpo_core.rewards.preprocess import (
     check_pairs,
     eight_bit,
 )
-from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
+from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec, RewardWithReasons
 
 MASKS = ("mask2former", "maskformer")  # types of models that find masks; others find boxes
 QUERIES = 100  # objects that a detector of masks finds at most in an image, as published
@@ -245,7 +245,7 @@ def cut_out(image: torch.Tensor, one: rule.Found) -> Image.Image:
     return Image.fromarray(pixels[top : max(bottom, top + 1), left : max(right, left + 1)])
 
 
-class GenEval:
+class GenEval(RewardWithReasons):
     """score(images, prompts) -> [N] float32, at most 1, NaN for a prompt that is not GenEval's.
 
     Images are rounded to 8 bits. Whole images: 0 or 1; with `partial`, shares of what is asked,
@@ -254,9 +254,6 @@ class GenEval:
 
     def __init__(self, detector: Detector, colors: Colors, settings: GenEvalSettings = DEFAULT):
         self.detector, self.colors, self.settings = detector, colors, settings
-
-    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
-        return self.score_with_reasons(images, prompts)[0]
 
     def score_with_reasons(
         self, images: Images, prompts: Sequence[str]
@@ -312,11 +309,7 @@ def problem_of_prompt(prompt: str, classes: Collection[str] | None = None) -> st
 
     classes: the detector's; None: not known yet.
     """
-    try:
-        rule.parse(prompt, classes)
-    except ValueError as error:
-        return str(error)
-    return None
+    return next(iter(attempt(lambda: rule.parse(prompt, classes), ValueError)[1]), None)
 
 
 def geneval(

@@ -18,11 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from pydantic import Field
 
+from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import limits
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
-from g2rpo_core.rewards.spec import RewardSettings, RewardSpec
+from g2rpo_core.rewards.spec import RewardSettings, RewardSpec, RewardWithReasons
 
 # Opening marks -> those that may close them; ‘ ’ and ‚ ‘ count where ’ is no apostrophe, followed
 # by a letter
@@ -103,7 +104,7 @@ def similarity(read: str, asked: str) -> float:
     return 1 - min(distance, len(asked)) / len(asked)
 
 
-class OCR:
+class OCR(RewardWithReasons):
     """score(images, prompts) -> [N] float32 in [0, 1], NaN for a prompt without a text.
 
     Images are rounded to 8 bits, as in files. read: the text in an image [3, H, W] uint8, its lines
@@ -112,9 +113,6 @@ class OCR:
 
     def __init__(self, read: Read, threads: int):
         self.read, self.pool = read, ThreadPoolExecutor(threads)
-
-    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
-        return self.score_with_reasons(images, prompts)[0]
 
     def score_with_reasons(
         self, images: Images, prompts: Sequence[str]
@@ -140,11 +138,7 @@ class OCR:
 
 def problem_of_prompt(prompt: str) -> str | None:
     """Say why no image of this prompt can have a score; None if it can."""
-    try:
-        text_asked(prompt)
-    except ValueError as error:
-        return str(error)
-    return None
+    return next(iter(attempt(lambda: text_asked(prompt), ValueError)[1]), None)
 
 
 def problem_of_image(width: int, height: int) -> str | None:

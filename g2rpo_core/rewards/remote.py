@@ -27,7 +27,7 @@ from g2rpo_core.foundation.texts import echo
 from g2rpo_core.rewards.addresses import on_loopback
 from g2rpo_core.rewards.preprocess import Images, check_pairs
 from g2rpo_core.rewards.reward_protocol import NPY, PNG, Health, Scored, encode, parse, read_answer
-from g2rpo_core.rewards.spec import RewardServerSettings, ServerSettings
+from g2rpo_core.rewards.spec import RewardServerSettings, RewardWithReasons, ServerSettings
 
 LONGEST_WAIT = 60.0  # seconds between two tries
 # HTTP statuses after which the same request may succeed
@@ -129,7 +129,7 @@ def _asked_wait(state: RetryCallState) -> float:
     return float(asked) if asked.isdecimal() else 0.0
 
 
-class RemoteReward:
+class RemoteReward(RewardWithReasons):
     """score(images, prompts) -> [N] float32, NaN where a score is missing.
 
     `score_with_reasons` also says why. The constructor asks the server which reward it serves:
@@ -163,9 +163,6 @@ class RemoteReward:
                 raise UserError(where + problem)
         most = settings.max_images_per_request
         self.size = min(most, health.max_images or most)
-
-    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
-        return self.score_with_reasons(images, prompts)[0]
 
     def score_with_reasons(
         self, images: Images, prompts: Sequence[str]

@@ -50,6 +50,9 @@ class RewardWithReasons(Protocol):
         self, images: Images, prompts: Sequence[str]
     ) -> tuple[torch.Tensor, list[str | None]]: ...
 
+    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
+        return self.score_with_reasons(images, prompts)[0]
+
 
 Connections = Annotated[int, Field(gt=0, le=10_000)]
 

@@ -32,6 +32,7 @@ from g2rpo_core.rewards.spec import (
     RewardServerSettings,
     RewardSettings,
     RewardSpec,
+    RewardWithReasons,
     ServerSettings,
 )
 
@@ -133,7 +134,7 @@ def control_words_of(processor) -> re.Pattern[str]:
     return control_words(processor.tokenizer, *placeholders)
 
 
-class UnifiedReward:
+class UnifiedReward(RewardWithReasons):
     """score(images, prompts) -> [N] float32 in [1, 5], NaN where a score is missing.
 
     Images are rounded to 8 bits, as in files.
@@ -141,9 +142,6 @@ class UnifiedReward:
 
     def __init__(self, ask: Ask, template: str):
         self.ask, self.template = ask, template
-
-    def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
-        return self.score_with_reasons(images, prompts)[0]
 
     def score_with_reasons(
         self, images: Images, prompts: Sequence[str]
