@@ -21,16 +21,10 @@ def test_runs_are_paired_by_prompt_and_told_apart_where_it_is_more_than_chance(r
         Side("b", PROFILE, shifted(results, "g2rpo", 0.1).sample(frac=1, random_state=0)),
     )
     found = {(one.method, one.reward): one for one in lines_of(changes(before, after))}
-    assert set(found) == {
-        (method, reward)
-        for method in ("g2rpo", "base", "dance_grpo")
-        for reward in ("hps", "clip_score")
-    }
     assert found["g2rpo", "hps"].tone == "up" and found["g2rpo", "hps"].difference == pytest.approx(
         0.1
     )
     assert found["dance_grpo", "hps"].tone == found["base", "hps"].tone == ""
-    assert found["g2rpo", "hps"].value - found["g2rpo", "hps"].before == pytest.approx(0.1)
     assert found["g2rpo", "hps"].intervals == [pytest.approx((0.1, 0.1))]
 
 

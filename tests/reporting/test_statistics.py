@@ -29,32 +29,20 @@ def test_intervals_cover_the_truth_nineteen_times_in_twenty():
     assert 0.89 <= covered / 200 <= 0.99
 
 
-def test_missing_scores_leave_their_pair_out():
-    gap = paired_difference(np.array([1.0, np.nan, 3.0, 4.0]), np.array([0.0, 0.0, np.nan, 2.0]))
-    assert (gap["pairs"], gap["difference"]) == (2, 1.5)
-
-
 def test_one_pair_has_a_difference_and_no_interval():
     gap = paired_difference(np.array([1.0, math.nan]), np.array([0.25, 0.0]))
-    assert (gap.pop("difference"), gap.pop("pairs")) == (0.75, 1) and np.isnan(
-        list(gap.values())
-    ).all()
-    none = paired_difference(np.full(3, math.nan), np.zeros(3))
-    assert none.pop("pairs") == 0 and np.isnan(list(none.values())).all()
+    assert (gap["difference"], gap["pairs"]) == (0.75, 1) and math.isnan(gap["low"])
 
 
 def test_ties_count_half():
     assert paired_difference(np.array([1.0, 0.0, -1.0, 0.0]), np.zeros(4))["win_rate"] == 0.5
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [3, 20],
-)
-def test_the_interval_over_seeds_covers_their_true_mean_nineteen_times_in_twenty(seeds):
-    rng = np.random.default_rng(0)
-    spreads = [spread(list(rng.normal(2.0, 0.5, seeds))) for _ in range(2000)]
-    assert 0.94 <= np.mean([trial["low"] <= 2.0 <= trial["high"] for trial in spreads]) <= 0.97
+def test_the_interval_over_seeds_is_students():
+    values = [1.0, 2.5, 1.75, 3.0]
+    expected = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    found = spread(values)
+    assert (found["low"], found["high"]) == pytest.approx(expected)
 
 
 def test_the_interval_of_fewer_values_than_asked_is_not_known():
