@@ -23,26 +23,12 @@ def test_images_and_the_kl_term_of_a_prompt_are_those_counted_by_hand(
     assert (cost.images, bool(cost.others), cost.guided) == (images, anchored, 1)
 
 
-def test_guidance_doubles_what_a_trained_state_costs(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    profile = load_profile(profile_path("tiny_sd3"))
-    run = profile.run("g2rpo")
-    tree = run.method.tree.build(run.sampling.steps)
-    of_one = run.training.prompts_per_iteration * tree.num_forward_evals(
-        run.training.num_generations
-    )
-    records = pd.DataFrame(
-        {
-            "iteration": [5, 10],
-            "num_forward_evals": [10.0 * of_one, 20.0 * of_one],
-            "num_transitions": [25, 50],
-        }
-    )
-    cost = cost_of(run, 1, records)
-    assert cost.guided == 2 and list(cost.total) == pytest.approx(
-        [10 * of_one + 150 + 450, 20 * of_one + 300 + 900]
-    )
-    assert Cost(100, 10, 20, 10).total == 100 + 30 + 10 + 10
+def test_guidance_doubles_what_a_trained_state_costs():
+    run = load_profile(ROOT / "profiles" / "tiny_sd3.yaml").run("g2rpo")
+    evaluations = 10 * run.training.prompts_per_iteration * cost_of_prompt(run).evaluations
+    told = {"iteration": [5], "num_forward_evals": [evaluations], "num_transitions": [25]}
+    cost = cost_of(run, 1, pd.DataFrame(told))
+    assert cost.guided == 2 and Cost(100, 10, 20, 10, 2).total == 100 + 2 * (30 + 10) + 10
 
 
 @pytest.mark.parametrize(
@@ -65,8 +51,6 @@ def test_the_trained_states_of_a_prompt_are_those_that_the_trainer_counts(
     trainer = make_trainer(method, num_generations=group)
     run = ResolvedRun(method, sampling, trainer.training, "mine", None, name)
     record = trainer.iterate(0)
-    assert record["num_transitions"] == training.prompts_per_iteration * cost_of_prompt(run).trained
-    assert (
-        record["num_forward_evals"]
-        == training.prompts_per_iteration * cost_of_prompt(run).evaluations
-    )
+    cost, prompts = cost_of_prompt(run), training.prompts_per_iteration
+    counted = (record["num_transitions"], record["num_forward_evals"])
+    assert counted == (prompts * cost.trained, prompts * cost.evaluations)
