@@ -3,7 +3,7 @@
 import pytest
 
 from g2rpo_core.data.prompts import Prompt
-from g2rpo_core.evaluation.ceiling import CEILING, score_own_pictures, write_ceiling
+from g2rpo_core.evaluation.ceiling import score_own_pictures
 from g2rpo_core.evaluation.results import measure_saturation
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.tasks.table import TASKS, verify
@@ -28,11 +28,3 @@ def test_a_tasks_own_pictures_are_right_however_they_are_batched(task):
     assert found["verifier"] == 1.0 and 0 < found["saturation"] < 1
     alone = score_own_pictures(prompts_of(task), REWARDS, settings_of(size, batch=1))
     assert alone == pytest.approx(found)
-
-
-def test_other_prompts_and_sizes_have_no_ceiling(tmp_path):
-    prompts = prompts_of("words")
-    cat = Prompt("cat", "a cat", "")
-    write_ceiling(tmp_path, [*prompts, cat], REWARDS, settings_of(32))
-    write_ceiling(tmp_path, prompts, REWARDS, settings_of(64))
-    assert not (tmp_path / CEILING).exists()

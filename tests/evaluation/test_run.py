@@ -1,6 +1,5 @@
 """An evaluation: scores, image statistics; shared by processes, interrupted and resumed."""
 
-import os
 from dataclasses import replace
 
 import pandas as pd
@@ -9,11 +8,11 @@ import torch
 
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.evaluation.results import measure_diversity, measure_saturation, measure_sharpness
-from g2rpo_core.evaluation.run import PART, Evaluation, evaluate_batch
+from g2rpo_core.evaluation.run import Evaluation, evaluate_batch
 from g2rpo_core.evaluation.settings import EvaluationSettings
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import describe_files, write_manifest
 from g2rpo_core.sampling.schedule import even_sigmas
+from tests.fixtures.errors import refused
 from tests.fixtures.rollouts import redness
 
 SETTINGS = EvaluationSettings(steps=(2, 1), height=32, width=32, rewards=("red",), seed=3, batch=10)
@@ -51,34 +50,16 @@ def test_an_interrupted_evaluation_makes_only_what_is_left_and_ends_the_same(
     other = replace(evaluation, folder=tmp_path / "interrupted")
     with pytest.raises(Stopped):
         run(other, stopping)
-    assert (
-        other.left() == {("final", 2): [2], ("final", 1): [0, 1, 2]}
-        and other.bytes_left() == 3 * 32 * 32 * 40
-    )
+    assert other.left() == {("final", 2): [2], ("final", 1): [0, 1, 2]}
     run(other, stopping)
     assert calls == [10, 10, 4, 4, 10, 10, 4]
     pd.testing.assert_frame_equal(other.table(), evaluation.table())
-    assert (
-        list(other.table()) == [*PART] and len(other.table()) == 2 * 24 * 3
-    )  # red, and two image statistics
-    images = [
-        sorted(file.name for file in each.folder.rglob("*.png")) for each in (evaluation, other)
-    ]
-    assert images[0] == images[1] and len(images[0]) == 2 * 24
-
-
-def test_pictures_are_on_the_disk_before_their_batch_is_complete(evaluation, run, monkeypatch):
-    """After a power cut, no batch counts as complete whose pictures are empty."""
-    sync, synced = os.fsync, []
-    monkeypatch.setattr(
-        "os.fsync", lambda handle: (synced.append(os.fstat(handle).st_ino), sync(handle))
+    assert len(other.table()) == 2 * 24 * 3  # red, and two image statistics
+    images, others = (
+        {file.relative_to(each.folder): file.read_bytes() for file in each.folder.rglob("*.png")}
+        for each in (evaluation, other)
     )
-    part = replace(evaluation, settings=SETTINGS.model_copy(update={"steps": (1,), "batch": 24}))
-    run(part)
-    (mark,), pictures = part.folder.glob("*.json"), list((part.folder / "out").rglob("*.png"))
-    before = synced[: synced.index(mark.stat().st_ino)]
-    written = [*pictures, pictures[0].parent, mark.with_suffix(".parquet")]
-    assert len(pictures) == 24 and {path.stat().st_ino for path in written} <= set(before)
+    assert images == others and len(images) == 2 * 24
 
 
 def test_processes_share_the_batches_of_every_variant(evaluation):
@@ -86,30 +67,17 @@ def test_processes_share_the_batches_of_every_variant(evaluation):
     assert two == [dict.fromkeys(evaluation.variants, mine) for mine in ([0, 2], [1])]
 
 
-def test_missing_scores_are_asked_for_again_and_too_many_stop(evaluation, tmp_path):
-    rows = [
-        ("hps", 0.2, None),
-        ("ocr", 0.7, "read 'HYE'"),  # what a score rests on
-        ("hps", 0.3, None),
-        ("unified_reward", None, "no answer: busy"),
-    ]
-    whole, partly = (
-        pd.DataFrame(part, columns=["reward", "score", "reason"]) for part in (rows[:2], rows[2:])
-    )
-    variant = evaluation.variants[0]
+def test_missing_scores_are_asked_for_again_and_too_many_stop(evaluation):
+    rows = [("hps", 0.3, None), ("unified_reward", None, "no answer: busy")]
+    partly = pd.DataFrame(rows, columns=["reward", "score", "reason"])
+    file = evaluation.file(evaluation.variants[0], 0)
     evaluation.folder.mkdir()
-    for number, part in enumerate((whole, partly)):
-        file = evaluation.file(variant, number)
-        part.to_parquet(file)
-        write_manifest(file.with_suffix(".json"), evaluation.folder, [file.name])
-    whole.to_parquet(evaluation.file(variant, 3))  # without a manifest: never finished
-    found = [evaluation.is_complete(variant, number) for number in range(4)]
-    assert found == [True, False, False, False]
+    partly.to_parquet(file)
+    write_manifest(file.with_suffix(".json"), evaluation.folder, [file.name])
+    assert not evaluation.is_complete(evaluation.variants[0], 0)
     missing = partly[partly.score.isna()]  # one of 48 scores
     replace(evaluation, max_missing={"hps": 0.0, "unified_reward": 0.025}).stop_at_missing(missing)
-    with pytest.raises(
-        UserError, match="reward unified_reward: 1 of 48 scores are missing, .* no answer: busy"
-    ):
+    with refused("reward unified_reward: 1 of 48 scores are missing, .* no answer: busy"):
         replace(evaluation, max_missing={"unified_reward": 0.02}).stop_at_missing(missing)
 
 
@@ -127,27 +95,15 @@ def test_a_batch_whose_picture_or_scores_are_damaged_is_made_again(evaluation, r
 
 
 def test_rows_of_a_batch_hold_rewards_image_statistics_and_diversity(policy, embeddings):
-    settings = EvaluationSettings(
-        steps=(2,),
-        height=32,
-        width=32,
-        rewards=("red",),
-        seed=3,
-        batch=4,
-        diversity={"prompts": 6, "noises": 3},
-    )
+    changes = {"batch": 4, "diversity": {"prompts": 6, "noises": 3}}
+    settings = EvaluationSettings.model_validate(SETTINGS.model_dump() | changes)
     red = lambda images, prompts: images[:, 0].mean((1, 2))
     measured = {}  # batch -> the prompts whose diversity is measured with it
     for number in range(6):
         _, images, rows = evaluate_batch(
             policy, embeddings, {"red": red}, settings, even_sigmas(2, 3.0), number, 1.0
         )
-        torch.testing.assert_close(
-            rows[rows.reward == "red"].score.tolist(), red(images, None).tolist()
-        )
-        assert rows[rows.reward == "sharpness"].score.tolist() == pytest.approx(
-            measure_sharpness(images).tolist()
-        )
+        assert rows[rows.reward == "red"].score.tolist() == red(images, None).tolist()
         measured[number] = rows[rows.reward == "diversity"].prompt_id.tolist()
         assert (rows[rows.reward == "diversity"].score > 0).all()
     ids = [prompt.id for prompt in embeddings.prompts]
