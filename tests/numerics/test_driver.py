@@ -28,9 +28,8 @@ def test_the_version_is_read_from_what_the_module_says(version, tmp_path):
 )
 def test_where_no_module_says_it_nvidia_smi_does(wrote, found, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    if wrote:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{wrote}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{wrote}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
     assert driver.find_version(tmp_path / "none") == found
 
 
