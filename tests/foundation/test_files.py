@@ -24,7 +24,6 @@ MAKES = "the stage `{0}` makes it: dvc repro {0}"
     "path, hint",
     [
         ("models/tiny/pipeline/vae/config.json", MAKES.format("models")),
-        ("prompts/tiny/train.parquet", MAKES.format("prompts")),
         ("runs/tiny/mix_grpo-7/transformer", MAKES.format("train@mix_grpo-7")),
         ("evaluations/tiny/base-0/results.parquet", MAKES.format("evaluate_base")),
         ("evaluations/tiny/theirs-0/results.parquet", MAKES.format("evaluate_published@theirs")),
@@ -32,13 +31,6 @@ MAKES = "the stage `{0}` makes it: dvc repro {0}"
         (
             "studies/mine/runs/g2rpo-1/lora",
             "the stage `train@g2rpo-1` makes it: cd studies/mine && dvc repro train@g2rpo-1",
-        ),
-        (
-            "studies/mine/dvc.lock",
-            (
-                "restore it with git checkout, or delete it: "
-                "cd studies/mine && dvc repro writes it again"
-            ),
         ),
         (
             ".cache/resume/train/tiny/g2rpo-1",
@@ -83,9 +75,9 @@ def test_what_the_machine_lacks_is_told_from_a_fault_of_the_program():
         torch.empty(2**60, dtype=torch.uint8)
     with pytest.raises(MemoryError) as pythons:
         bytearray(2**62)
-    for error in (torchs.value, pythons.value):
-        assert what_lacks(error).startswith("there is not enough memory: ask for less at once")
-    assert what_lacks(ValueError("a fault")) is None
+    said = [what_lacks(each) for each in (torchs.value, pythons.value, ValueError("a fault"))]
+    assert said[0].startswith("there is not enough memory: ask for less at once")
+    assert said == [said[0], said[0], None]
 
 
 def test_an_output_that_cannot_be_written_is_named_with_why():
@@ -96,11 +88,6 @@ def test_an_output_that_cannot_be_written_is_named_with_why():
         open("/dev/full", "w") as file,
     ):
         file.write("x")
-    with (
-        pytest.raises(UserError, match=r"--out my.csv: cannot be written \(No such file"),
-        writing(Path("my.csv")),
-    ):
-        Path("/proc/my.csv").write_text("")
     with pytest.raises(KeyError), writing(Path("my.csv")):
         {}["a fault of the program stays one"]
 
