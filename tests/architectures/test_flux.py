@@ -28,13 +28,6 @@ def test_samples_of_one_call_may_differ_in_sigma_and_prompt(policy, embeddings):
     check_rows(policy, embeddings)
 
 
-def test_noise_is_drawn_as_diffusers_draws_it(policy):
-    unpacked = torch.randn((2, 8, 8, 8), generator=torch.Generator().manual_seed(3))
-    expected = FluxPipeline._pack_latents(unpacked, 2, 8, 8, 8)
-    assert torch.equal(policy.noise(torch.Generator().manual_seed(3), 2), expected)
-    assert policy.noise(torch.Generator().manual_seed(3)).shape == (16, 32)
-
-
 def test_sigma_and_guidance_reach_the_time_embedding_as_they_are(models, embeddings):
     """In bfloat16, diffusers alone rounds 978.26 to 976, and 3500 to 3504."""
     policy = Policy.load(
@@ -64,7 +57,7 @@ def images_by_diffusers(
 
 @pytest.fixture
 def adapted(models, policy, tmp_path):
-    """The randomized policy as a base on disk, and a policy on it whose LoRA is not zero."""
+    """The randomized policy as a base on disk, and a policy on it with a new LoRA."""
     policy.save(tmp_path / "base")
     pipeline = FluxPipeline.from_pretrained(
         models / "pipeline",
@@ -72,33 +65,16 @@ def adapted(models, policy, tmp_path):
     )
     pipeline.save_pretrained(tmp_path / "pipeline")
     lora = LoraSettings(rank=3, alpha=6.0)
-    adapted = Policy.load_to_train(tmp_path / "pipeline", lora, height=32, width=32, guidance=3.5)
-    randomize_lora(adapted)
-    return adapted
-
-
-def test_a_lora_alone_is_trained_and_starts_as_the_base(models, policy, embeddings):
-    adapted = Policy.load_to_train(
-        models / "pipeline", LoraSettings(rank=2, alpha=2.0), height=32, width=32, guidance=3.5
-    )
-    names = adapted.trained_parameters()
-    assert names and all("lora_" in name for name in names)
-    assert (
-        sum(parameter.numel() for parameter in names.values())
-        < sum(p.numel() for p in policy.transformer.parameters()) / 20
-    )
-    base = Policy.load(models / "pipeline", height=32, width=32, guidance=3.5)
-    assert torch.equal(two_velocities(adapted, embeddings), two_velocities(base, embeddings))
+    return Policy.load_to_train(tmp_path / "pipeline", lora, height=32, width=32, guidance=3.5)
 
 
 def test_a_saved_lora_draws_the_same_images_in_plain_diffusers_bit_for_bit(
     adapted, embeddings, tmp_path
 ):
+    randomize_lora(adapted)
     adapted.save(tmp_path / "run")
-    initial, texts = (
-        adapted.noise(torch.Generator().manual_seed(5), 2),
-        [prompt.text for prompt in embeddings.prompts[:2]],
-    )
+    initial = adapted.noise(torch.Generator().manual_seed(5), 2)
+    texts = [prompt.text for prompt in embeddings.prompts[:2]]
     in_memory = FluxPipeline.from_pretrained(tmp_path / "pipeline", transformer=adapted.transformer)
     plain = FluxPipeline.from_pretrained(tmp_path / "pipeline")
     before = images_by_diffusers(plain, texts, initial)
@@ -113,9 +89,11 @@ def test_a_saved_lora_draws_the_same_images_in_plain_diffusers_bit_for_bit(
     assert torch.equal(images_by_diffusers(again, texts, initial), ours)
 
 
-def test_the_base_under_a_lora_needs_no_second_model(adapted, policy, embeddings):
+def test_a_lora_starts_as_the_base_which_stays_under_it(adapted, policy, embeddings):
+    base = two_velocities(policy, embeddings)
+    assert torch.equal(two_velocities(adapted, embeddings), base)
+    randomize_lora(adapted)
     adapted.keep_base()
-    assert adapted._base is None
-    base = two_velocities(adapted, embeddings, adapted.base_velocity)
-    assert torch.equal(base, two_velocities(policy, embeddings))
+    assert adapted._base is None  # no second model
+    assert torch.equal(two_velocities(adapted, embeddings, adapted.base_velocity), base)
     assert not torch.allclose(two_velocities(adapted, embeddings), base, atol=1e-3)

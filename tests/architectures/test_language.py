@@ -11,17 +11,15 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from ruamel.yaml import YAML
-from torch.utils.flop_counter import FlopCounterMode
 
 from g2rpo_core.architectures.architecture import Architecture
-from g2rpo_core.architectures.table import ARCHITECTURES, known_shape, read_schedule, text_encoders
+from g2rpo_core.architectures.table import ARCHITECTURES, read_schedule, text_encoders
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore, check_lengths
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.estimate.tracing import shape_of
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.hub.model_store import write_lock
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.sampling.rollout import sample
@@ -29,9 +27,7 @@ from g2rpo_core.tiny_models.settings import BASES
 from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer
 from pipeline.check import complaints
-from stages import train
 from tests.conftest import ROOT, embed
-from tests.fixtures.commands import run_here
 from tests.fixtures.rollouts import check_rows, redness, small_method
 from tests.fixtures.weights import randomize, randomize_lora
 
@@ -229,20 +225,14 @@ def test_sigma_reaches_the_time_embedding_as_it_is(twin):
     torch.testing.assert_close(twin.about.sigma_of(times), sigmas, rtol=1e-6, atol=1e-7)
 
 
-def test_every_forward_evaluation_is_counted_and_an_update_moves_the_weights(randomized, tiny):
+def test_evaluations_are_counted_the_ratio_begins_at_one_and_weights_move(randomized, tiny):
+    """A state a call in rollout and update alike, with prompts of several lengths and guidance."""
     _, twin = randomized
     policy = twin.policy(load=Policy.load_to_train)
-    tokens = policy.image_tokens + twin.about.tokens
-    changes = {
-        "iterations": 1,
-        "num_generations": 4,
-        "rewards": {"redness": 1.0},
-        "batch_tokens": tokens * 6,
-    }
+    changes = {"iterations": 1, "prompts_per_iteration": 2, "num_generations": 2}
+    changes |= {"rewards": {"redness": 1.0}, "batch_tokens": 1}
     training = tiny.training.model_copy(update=changes)
-    sampling = tiny.sampling.model_copy(
-        update={"steps": 6, "guidance": 4.0, "batch_tokens": tokens * 6}
-    )
+    sampling = tiny.sampling.model_copy(update={"steps": 6, "guidance": 4.0, "batch_tokens": 1})
     method, rows = small_method("g2rpo"), []
 
     def count(_, args, kwargs):
@@ -250,17 +240,14 @@ def test_every_forward_evaluation_is_counted_and_an_update_moves_the_weights(ran
             rows.append(len(args[0] if args else kwargs["hidden_states"]))
 
     policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
-    before = {name: parameter.clone() for name, parameter in policy.trained_parameters().items()}
+    before = [parameter.clone() for parameter in policy.trained_parameters().values()]
     (record,) = Trainer(
         RunSettings(method, sampling, training), policy, twin.store, {"redness": redness}, seed=1
     ).run()
-    expected = 2 * method.tree.build(6, 0, 1).num_forward_evals(4) * training.prompts_per_iteration
-    assert sum(rows) == record["num_forward_evals"] == expected and max(rows) <= 6
-    assert record["old_policy_ratio_error"] < 1e-5 and record["grad_norm"] > 0
-    assert any(
-        not torch.equal(parameter, before[name])
-        for name, parameter in policy.trained_parameters().items()
-    )
+    expected = 2 * method.tree.build(6, 0, 1).num_forward_evals(2) * 2
+    assert sum(rows) == record["num_forward_evals"] == expected
+    assert record["old_policy_ratio_error"] == 0.0 and record["grad_norm"] > 0
+    assert not all(map(torch.equal, policy.trained_parameters().values(), before))
 
 
 def test_a_saved_lora_draws_the_same_images_in_plain_diffusers(randomized, tmp_path):
@@ -277,10 +264,8 @@ def test_a_saved_lora_draws_the_same_images_in_plain_diffusers(randomized, tmp_p
 
 
 def test_a_model_distilled_to_a_few_steps_is_not_trained(here):
-    """Neither planned, nor checked before dvc repro, nor trained once downloaded."""
-    distilled = {repo: base for base in ARCHITECTURES.values() for repo in base.distilled}
-    repo, base = next(iter(distilled.items()))
-    instead = base.distilled[repo]
+    """Neither planned, nor checked before dvc repro."""
+    repo, instead = next(each for base in ARCHITECTURES.values() for each in base.distilled.items())
     match = f"{repo} is distilled .* only generate; to train, name {instead}"
     shutil.copytree(ROOT / "profiles", here / "profiles")
     pipeline = {"repo": repo, "revision": None, "sha256": None}
@@ -292,13 +277,6 @@ def test_a_model_distilled_to_a_few_steps_is_not_trained(here):
     with pytest.raises(UserError, match=match):
         shape_of(load_profile(here / "profiles" / "mine.yaml"))
     assert any(re.search(match, problem) for problem in complaints())
-    write_lock(
-        here / "models" / "mine",
-        {"pipeline": {"repo": repo, "revision": "0" * 40, "files": {}}},
-    )
-    done = run_here(train.main, "--profile", "mine", "--method", "g2rpo", "--seed", 1, folder=here)
-    assert done.returncode == 1 and re.search(match, done.stderr), done.stderr
-    assert known_shape(instead) and not known_shape(repo)
 
 
 @pytest.mark.parametrize("guided", [True, False])
@@ -313,19 +291,7 @@ def test_padding_that_a_model_does_not_attend_to_is_left_out_and_changes_nothing
     if not twin.base.padded:
         assert cut is whole
         return
-    lengths = [
-        *twin.base.lengths(whole.tensors),
-        *(twin.base.lengths(whole.negative) if guided else ()),
-    ]
-    assert (
-        min(lengths) < max(lengths) < 32
-        and cut.tensors["context"].shape[1] == max(lengths)
-        and not cut.unpadded
-    )
-    assert (
-        policy.cut(cut).tensors["context"].shape == cut.tensors["context"].shape
-        and policy.cut(cut).length == 32
-    )
+    assert cut.tensors["context"].shape[1] < 32 and not cut.unpadded
     # As many latents in a call, whatever the prompts: processes make equally many calls
     assert policy.batch_size(999, cut) == policy.batch_size(999, whole)
     latents, sigma, prompt = (
@@ -338,48 +304,12 @@ def test_padding_that_a_model_does_not_attend_to_is_left_out_and_changes_nothing
         policy.transformer.zero_grad()
         velocity = policy.velocity(conditioning)(latents, sigma, prompt)
         velocity.square().mean().backward()
-        gradients = [
-            parameter.grad.flatten()
-            for parameter in policy.trained_parameters().values()
-            if parameter.grad is not None
-        ]
+        weights = policy.trained_parameters().values()
+        gradients = [each.grad.flatten() for each in weights if each.grad is not None]
         found.append((velocity.detach(), torch.cat(gradients)))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-6)
     assert found[0][1].abs().max() > 1e-4
-
-
-def test_the_ratio_begins_at_exactly_one_and_fewer_operations_are_made(randomized, tiny):
-    """A state a call in rollout and update alike, with prompts of several lengths and guidance."""
-    _, twin = randomized
-    changes = {
-        "iterations": 1,
-        "prompts_per_iteration": 2,
-        "num_generations": 2,
-        "rewards": {"redness": 1.0},
-        "batch_tokens": 1,
-    }
-    training = tiny.training.model_copy(update=changes)
-    sampling = tiny.sampling.model_copy(update={"steps": 6, "guidance": 4.0, "batch_tokens": 1})
-    flops, records = [], []
-    for keeps in (False, True):
-        policy = twin.policy(load=Policy.load_to_train)
-        if keeps:
-            policy.cut = lambda conditioning, processes=None: conditioning
-        with FlopCounterMode(display=False) as counter:
-            trainer = Trainer(
-                RunSettings(small_method("g2rpo"), sampling, training),
-                policy,
-                twin.store,
-                {"redness": redness},
-                seed=1,
-            )
-            records += trainer.run()
-        flops.append(counter.get_total_flops())
-    assert records[0]["old_policy_ratio_error"] == 0.0 and records[0]["grad_norm"] == pytest.approx(
-        records[1]["grad_norm"], rel=1e-3
-    )
-    assert flops[0] < flops[1] if twin.base.label == "Qwen-Image" else flops[0] <= flops[1]
 
 
 def test_processes_cut_to_the_longest_prompt_of_all(twin):

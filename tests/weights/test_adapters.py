@@ -30,7 +30,7 @@ from tests.fixtures.weights import randomize
 TWINS = ("flux", "sd3", "flux2", "zimage", "qwen_image")
 LINEAR = (torch.nn.Linear, torch.nn.Conv2d)
 EXAMPLES = settings(
-    max_examples=12,
+    max_examples=6,
     derandomize=True,
     database=None,
     deadline=None,
@@ -70,17 +70,15 @@ def velocity(base, transformer) -> torch.Tensor:
     def drawn(value):
         if isinstance(value, list) and isinstance(value[0], torch.Tensor):
             return [drawn(one) for one in value]
+        # Masks, positions and shapes stay
         if (
             not isinstance(value, torch.Tensor)
             or value.dtype == torch.bool
             or value.shape[-1] in (3, 4)
         ):
             return value
-        return (
-            torch.rand(value.shape, generator=generator)
-            if value.dim() == 1
-            else torch.randn(value.shape, generator=generator)
-        )
+        draw = torch.rand if value.dim() == 1 else torch.randn
+        return draw(value.shape, generator=generator)
 
     with torch.no_grad():
         output = transformer(**{name: drawn(value) for name, value in given.items()})[0]
@@ -240,43 +238,30 @@ def test_the_names_that_trainers_leave_are_undone(bases, peft_lora, how, tmp_pat
     torch.testing.assert_close(read_back(*bases("flux"), wrapped), expected)
 
 
-@pytest.mark.parametrize("twin", ["flux", "zimage"])
-def test_every_tensor_is_used_or_named(bases, peft_lora, twin, tmp_path):
+def test_every_tensor_is_used_or_named(bases, peft_lora, tmp_path):
     """Whichever is missing, and whatever is added."""
-    base, config, shapes = bases(twin)
-    folder, _ = peft_lora(twin)
+    folder, _ = peft_lora("flux")
     tensors = load_file(folder / PEFT_FILE)
-    for number, name in enumerate(sorted(tensors)[:: len(tensors) // 6]):
-        less = changed(
-            folder,
-            tmp_path / f"{number}",
-            lambda tensors, name=name: {
-                key: value for key, value in tensors.items() if key != name
-            },
-        )
-        module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
-        with pytest.raises(
-            UserError, match=f"lacks the (first|second) .* matrix of {re.escape(module)}"
-        ):
-            read_back(base, config, shapes, less)
+    name = min(tensors)
+    less = changed(
+        folder,
+        tmp_path / "less",
+        lambda tensors: {key: value for key, value in tensors.items() if key != name},
+    )
+    module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
+    with refused(f"lacks the first .* matrix of {re.escape(module)}"):
+        read_back(*bases("flux"), less)
     deeper = re.sub(
         r"\d+", "77", next(name for name in sorted(tensors) if re.search(r"\.\d+\.", name)), count=1
     )
     more = {
         deeper: "have no place in this",
-        "base_model.model.text_encoder.layers.0.lora_A.weight": "have no place in this",
         "text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight": (
             "1 of its .* tensors are for a text encoder"
         ),
-        "lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": "for a text encoder",
-        min(tensors).replace(
-            ".lora_A.", ".lora_A.second."
-        ): "have no place",  # two adapters in a file
-        min(tensors).replace(".lora_A.weight", ".lokr_w1"): "is a LoKr of LyCORIS, and 1 of its",
-        min(tensors).replace(".lora_A.weight", ".dora_scale"): "have no place",
-        min(tensors).replace(
-            ".lora_A.weight", ".weight"
-        ): "have no place",  # modules_to_save, or a whole model's state
+        name.replace(".lora_A.weight", ".lokr_w1"): "is a LoKr of LyCORIS, and 1 of its",
+        # modules_to_save, or a whole model's state
+        name.replace(".lora_A.weight", ".weight"): "have no place",
     }
     for number, (name, message) in enumerate(more.items()):
         added = changed(
@@ -284,9 +269,8 @@ def test_every_tensor_is_used_or_named(bases, peft_lora, twin, tmp_path):
             tmp_path / f"more{number}",
             lambda tensors, name=name: tensors | {name: torch.ones(2, 2)},
         )
-        with pytest.raises(UserError, match=message) as error:
-            read_back(base, config, shapes, added)
-        assert name in str(error.value) and "\n" not in str(error.value)
+        with refused(f"{message}.*{re.escape(name)}"):
+            read_back(*bases("flux"), added)
 
 
 @pytest.mark.parametrize(
