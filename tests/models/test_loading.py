@@ -1,7 +1,5 @@
 """Weights wherever they lie: runs, exported folders, and what others publish."""
 
-import shutil
-
 import pytest
 import torch
 from pydantic import ValidationError
@@ -13,22 +11,8 @@ from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.sampling.settings import SamplingSettings
 from tests.fixtures.errors import refused
 from tests.fixtures.rollouts import two_velocities
-from tests.fixtures.weights import randomize_lora
 
 HOW = {"height": 32, "width": 32, "guidance": 3.5}
-
-
-def test_a_lora_is_known_by_its_weights(models, embeddings, tmp_path):
-    adapted = Policy.load_to_train(models / "pipeline", LoraSettings(rank=3, alpha=6.0), **HOW)
-    randomize_lora(adapted)
-    adapted.save(tmp_path / "run")
-    (tmp_path / "published").mkdir()
-    shutil.copy(
-        tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors",
-        tmp_path / "published" / "by_somebody.safetensors",
-    )
-    loaded = Policy.load(models / "pipeline", tmp_path / "published", **HOW)
-    assert torch.equal(two_velocities(loaded, embeddings), two_velocities(adapted, embeddings))
 
 
 def test_a_lora_of_layers_that_are_not_there_is_one_line_about_the_setting(models):
@@ -62,14 +46,6 @@ def test_weights_that_cannot_be_read_are_named(models, tmp_path, files, message)
         save_file({key: torch.zeros(2, 2)}, path)
     with pytest.raises(UserError, match=message):
         Policy.load(models / "pipeline", tmp_path, **HOW)
-
-
-def backends(transformer) -> set:
-    return {
-        module.processor._attention_backend
-        for module in transformer.modules()
-        if hasattr(module, "processor")
-    }
 
 
 def test_a_backend_that_this_machine_or_model_lacks_ends_in_one_line(models, sd3_models, tiny):

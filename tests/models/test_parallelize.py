@@ -13,10 +13,9 @@ from g2rpo_core.models.loading import apply_compile
 from tests.fixtures.commands import run_module
 from tests.fixtures.killed import BFLOAT16, HYBRID, LORA, NOISED, WHOLE
 
-SIZES = [(WHOLE, 1), (WHOLE, 2), (WHOLE, 4), (HYBRID, 4)]
+SIZES = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4)]
 SIZES += [(mode, size) for mode in (LORA, NOISED) for size in (1, 2)]
-ROUNDED = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4), (LORA, 1), (LORA, 2)]  # computed in bfloat16
-RUNS = [*SIZES, *((mode + BFLOAT16, size) for mode, size in ROUNDED)]
+RUNS = [*SIZES, *((mode + BFLOAT16, size) for mode in (WHOLE, LORA) for size in (1, 2))]
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +55,16 @@ def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
         torch.testing.assert_close(
             other, gradient, rtol=1e-2, atol=1e-3 * float(gradient.abs().max() + 1e-6)
         )
-    moved = torch.cat([weight.flatten() for weight in alone["weights"]]) - torch.cat(
-        [weight.flatten() for weight in many["weights"]]
-    )
-    assert (
-        moved.abs().mean() < 1e-6
-    )  # Adam's first steps are signs: where a gradient is rounding alone, so is its step
+    # Adam's first steps are signs: where a gradient is rounding alone, so is its step
+    one, other = (torch.cat([each.flatten() for each in end["weights"]]) for end in (alone, many))
+    assert (one - other).abs().mean() < 1e-6
     torch.testing.assert_close(alone["images"], many["images"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("mode, size", [(mode, size) for mode, size in ROUNDED if size > 1])
-def test_process_groups_of_any_size_compute_the_same_in_bfloat16_to_its_rounding(ends, mode, size):
-    alone, many = ends[(LORA if mode == LORA else WHOLE) + BFLOAT16, 1], ends[mode + BFLOAT16, size]
+@pytest.mark.parametrize("mode", [WHOLE, LORA])
+def test_two_processes_compute_the_same_in_bfloat16_to_its_rounding(ends, mode):
+    alone, many = ends[mode + BFLOAT16, 1], ends[mode + BFLOAT16, 2]
     for record, other in zip(alone["records"], many["records"], strict=True):
         for key in record.keys() - {
             "seconds",
@@ -103,23 +99,14 @@ def test_compiled_blocks_compute_the_same_without_a_break_in_their_graphs(policy
     transformer.load_state_dict(policy.transformer.state_dict(), strict=False)
 
     def outputs() -> list[torch.Tensor]:
-        generator, tensors = torch.Generator().manual_seed(0), []
+        tensors = []
         for batch in (2, 5):
             inputs = policy.architecture.inputs(transformer.config, batch, 16, 8, "cpu")
-            for name in (
-                "hidden_states",
-                "encoder_hidden_states",
-                "pooled_projections",
-                "timestep",
-            ):
-                inputs[name] = torch.rand(inputs[name].shape, generator=generator)
+            inputs["hidden_states"] = torch.linspace(-1, 1, batch * 16 * 32).view(batch, 16, 32)
             transformer.zero_grad()
             velocity = transformer(**inputs)[0]
             velocity.square().mean().backward()
-            tensors += [
-                velocity.detach(),
-                *(p.grad.clone() for p in transformer.parameters() if p.grad is not None),
-            ]
+            tensors += [velocity, *(p.grad.clone() for p in transformer.parameters())]
         return tensors
 
     plain = outputs()

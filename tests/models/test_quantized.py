@@ -79,6 +79,7 @@ def test_a_weight_in_8_bits_is_off_by_half_a_step_of_its_output_at_most():
 @pytest.mark.parametrize("inputs, outputs", [(96, 40), (7, 5)])
 def test_a_weight_in_4_bits_is_the_nearest_level_of_its_block(inputs, outputs):
     plain, small = layers("nf4", inputs, outputs)
+    assert small.weight.nbytes == 32 * len(plain.weight.flatten().split(64))
     for block, restored in zip(
         plain.weight.flatten().split(64), small.restored().flatten().split(64)
     ):
@@ -99,40 +100,10 @@ def test_outputs_and_gradients_are_those_of_a_layer_with_the_restored_weights(ki
 
 
 @KINDS
-def test_rollouts_and_updates_see_the_same_velocity(pipeline, embeddings, kind):
-    """With and without gradients, and when the saved run is sampled."""
-    policy = Policy.load_to_train(pipeline, LORA, quantize=kind, dtype=torch.bfloat16, **HOW)
-    conditioning = embeddings.conditioning([0, 1])
-    latents, sigma, prompt = (
-        policy.noise(torch.Generator().manual_seed(0), 2),
-        torch.tensor([0.8, 0.3]),
-        torch.arange(2),
-    )
-    updated = policy.velocity(conditioning)(latents, sigma, prompt)
-    with torch.no_grad():
-        assert torch.equal(policy.sampling_velocity(conditioning)(latents, sigma, prompt), updated)
-        # a new LoRA changes nothing
-        assert torch.equal(policy.base_velocity(conditioning)(latents, sigma, prompt), updated)
-        plain = Policy.load(pipeline, dtype=torch.bfloat16, **HOW).velocity(conditioning)(
-            latents, sigma, prompt
-        )
-        sampled = Policy.load(pipeline, quantize=kind, dtype=torch.bfloat16, **HOW).velocity(
-            conditioning
-        )(latents, sigma, prompt)
-    assert torch.equal(sampled, updated)
-    assert 0 < (updated - plain).norm() / plain.norm() < {"int8": 0.02, "nf4": 0.3}[kind]
-
-
-@KINDS
 def test_only_the_lora_is_trained_and_its_run_samples_as_it_trained(
     pipeline, embeddings, kind, tmp_path
 ):
     policy = Policy.load_to_train(pipeline, LORA, quantize=kind, **HOW)
-    frozen = {
-        name: value.clone()
-        for name, value in policy.transformer.named_parameters()
-        if not value.requires_grad
-    }
     conditioning = embeddings.conditioning([0])
     latents, sigma, prompt = (
         policy.noise(torch.Generator().manual_seed(0), 1),
@@ -144,10 +115,6 @@ def test_only_the_lora_is_trained_and_its_run_samples_as_it_trained(
         optimizer.zero_grad()
         policy.velocity(conditioning)(latents, sigma, prompt).square().mean().backward()
         optimizer.step()
-    assert all(
-        torch.equal(dict(policy.transformer.named_parameters())[name], value)
-        for name, value in frozen.items()
-    )
     assert all(".lora_" in name for name in policy.trained_parameters())
     policy.save(tmp_path)
     loaded = Policy.load(pipeline, tmp_path, quantize=kind, **HOW)
@@ -156,38 +123,16 @@ def test_only_the_lora_is_trained_and_its_run_samples_as_it_trained(
             field(conditioning)(latents, sigma, prompt)
             for field in (policy.velocity, policy.base_velocity)
         )
+        assert torch.equal(policy.sampling_velocity(conditioning)(latents, sigma, prompt), trained)
         torch.testing.assert_close(
             loaded.velocity(conditioning)(latents, sigma, prompt), trained, rtol=0, atol=1e-6
         )
     assert not torch.allclose(trained, base, atol=1e-3)
 
 
-@KINDS
-def test_the_blocks_take_as_many_bytes_as_the_plan_counts(pipeline, kind):
-    plain = Policy.load(pipeline, **HOW)
-    small = Policy.load(pipeline, quantize=kind, **HOW)
-    size = lambda block: sum(each.numel() * each.element_size() for each in block.parameters())
-    linear = [
-        layer
-        for block in plain.architecture.blocks(plain.transformer)
-        for layer in block.modules()
-        if type(layer) is torch.nn.Linear
-    ]
-    weights = sum(layer.weight.numel() for layer in linear)
-    saved = sum(map(size, plain.architecture.blocks(plain.transformer))) - sum(
-        map(size, small.architecture.blocks(small.transformer))
-    )
-    scales = 4 * sum(layer.out_features for layer in linear) if kind == "int8" else 0
-    assert saved == weights * (4 - BITS[kind] / 8) - scales
-
-
-@pytest.mark.parametrize(
-    "training",
-    ["{lora: null}", "{processes: auto}"],
-)
+@pytest.mark.parametrize("training", ["{lora: null}", "{processes: auto}"])
 def test_a_profile_that_trains_all_weights_or_with_many_processes_is_refused(training, tmp_path):
-    for file in (ROOT / "profiles").glob("flux_*.yaml"):
-        shutil.copy(file, tmp_path)
+    shutil.copytree(ROOT / "profiles", tmp_path, dirs_exist_ok=True)
     own = tmp_path / "own.yaml"
     own.write_text(f"extends: flux_lora_24gb\ntraining: {training}\n")
     with refused("quantize: is for a LoRA on one GPU: set training.lora and training.processes: 1"):
