@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +9,18 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux_transformer_checkpoint_to_diffusers
-from huggingface_hub import ModelCard, constants, snapshot_download
+from huggingface_hub import constants, snapshot_download
 from PIL import Image
-from safetensors.torch import load_file
 
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.cli.main import main
-from g2rpo_core.config import load_profile
-from g2rpo_core.inference.export import base_beside
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.weights.adapter import Matrices, in_kohyas_names
-from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here
-from tests.fixtures.projects import ALPHA, RANK, small_project
+from tests.fixtures.projects import small_project
 from tests.fixtures.rollouts import two_velocities
 from tests.fixtures.small_hub import client_settings, small_hub
 
 pytestmark = pytest.mark.pipeline
-BLOCKS = {"num_layers": 2, "num_single_layers": 2}  # of the tiny model
 HOW = {"height": 32, "width": 32, "guidance": 3.5}
 TOKEN = "hf_thisMustNeverBeShown"
 
@@ -65,20 +58,12 @@ def test_the_original_names_are_those_that_diffusers_reads(tmp_path):
         shapes = FluxTransformer2DModel(**shape).state_dict()
     generator = torch.Generator().manual_seed(0)
     weights = {
-        name: torch.randn(value.shape, generator=generator, dtype=torch.bfloat16)
+        name: torch.randint(-99, 99, value.shape, generator=generator, dtype=torch.int8)
         for name, value in shapes.items()
     }
     read = convert_flux_transformer_checkpoint_to_diffusers(Flux().original(weights, shape))
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], value) for name, value in weights.items())
-
-
-def test_every_weight_of_a_run_is_in_the_original_file_once(project, trained):
-    written = load_file(export(project, "g2rpo-1", "original"))
-    size = lambda weights: sum(value.numel() for value in weights.values())
-    assert size(written) == size(trained)
-    qkv = torch.cat([trained[f"transformer_blocks.1.attn.to_{one}.weight"] for one in "qkv"])
-    assert torch.equal(written["double_blocks.1.img_attn.qkv.weight"], qkv)
 
 
 def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project, trained):
@@ -108,60 +93,6 @@ def test_the_cards_code_draws_the_runs_picture(project, run, form, monkeypatch):
     differs = np.abs(picture(run) - theirs)
     assert differs.max() <= 1 and (differs > 0).mean() < 0.02
     assert np.abs(picture(run) - picture("base")).max() > 1
-
-
-@pytest.mark.parametrize(
-    "named, method, folder",
-    [
-        (["g2rpo", "diffusion_nft"], "diffusion_nft", "base-0/guidance_1"),
-        (["diffusion_nft"], "g2rpo", None),
-    ],
-)
-def test_a_card_compares_with_the_base_drawn_alike(named, method, folder, here):
-    """DiffusionNFT trains Stable Diffusion 3.5 without guidance, G²RPO with one of 4.5."""
-    name = "sd35_medium_hps_clip"
-    settings = load_profile(ROOT / "profiles" / f"{name}.yaml")
-    (here / "params.yaml").write_text(
-        f"profile: {name}\nmethods: [{', '.join(named)}]\nseeds: [1]\n"
-    )
-    shutil.copytree(ROOT / "profiles", here / "profiles")
-    assert base_beside(settings, name, method, None) == (folder and Path(folder))
-
-
-def test_kohyas_form_of_every_module_merges_as_the_original_layout_does(project, models):
-    """Also where that layout has rows in another order than diffusers, as the last modulation."""
-    base = FluxTransformer2DModel.from_pretrained(models / "pipeline" / "transformer").state_dict()
-    draw = torch.Generator().manual_seed(0)
-    lora, merged = {}, dict(base)
-    modules = {module.name: module.parts for module in Flux().original_modules(BLOCKS)}
-    layers = {
-        name: parts for name, parts in modules.items() if base[f"{parts[0]}.weight"].dim() == 2
-    }
-    for part in (part for parts in layers.values() for part in parts):
-        height, width = base[f"{part}.weight"].shape
-        down, up = (
-            torch.randn(RANK, width, generator=draw),
-            torch.randn(height, RANK, generator=draw),
-        )
-        lora[part] = Matrices(down, up, ALPHA)
-        merged[f"{part}.weight"] = base[f"{part}.weight"] + ALPHA / RANK * up @ down
-    written = in_kohyas_names(
-        Flux(), BLOCKS, {name: value.shape for name, value in base.items()}, lora
-    )
-    before, after = (Flux().original(weights, BLOCKS) for weights in (base, merged))
-    for name in layers:
-        up, down, alpha = (
-            written[f"lora_unet_{name.replace('.', '_')}.{part}"]
-            for part in ("lora_up.weight", "lora_down.weight", "alpha")
-        )
-        torch.testing.assert_close(
-            before[f"{name}.weight"] + up @ down * alpha / len(down),
-            after[f"{name}.weight"],
-            rtol=1e-5,
-            atol=1e-4,
-        )
-    file = load_file(export(project, "g2rpo-2", "kohya"))
-    assert len(file) >= 3 * 8 and file.keys() < written.keys()
 
 
 @pytest.mark.parametrize(
@@ -210,7 +141,6 @@ def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocitie
     words = ["g2rpo-1", "--form", "diffusers", "--push", "somebody/tuned", "--out"]
     done = push(project, *words, "out")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith(f"{hub.url}/somebody/tuned/commit/")
     assert hub.repos["somebody/tuned"].private
     folder = Path(snapshot_download("somebody/tuned", token=TOKEN, cache_dir=tmp_path))
     ours, theirs = (
@@ -218,12 +148,8 @@ def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocitie
         for run in (project / "runs" / "tiny" / "g2rpo-1", folder)
     )
     assert torch.equal(ours, theirs)
-    card = ModelCard.load(folder / "README.md")
-    assert card.data.library_name == "diffusers" and TOKEN not in card.content
-    assert 'from_pretrained("somebody/tuned", subfolder="transformer")' in card.text
-    seen = push(project, *words, "seen", "--public")
-    nobody = "--push somebody/tuned: it already exists and nobody else can see it: omit --public"
-    assert seen.returncode == 1 and nobody in seen.stderr and hub.repos["somebody/tuned"].private
+    card = (folder / "README.md").read_text()
+    assert 'from_pretrained("somebody/tuned", subfolder="transformer")' in card
 
 
 @pytest.mark.parametrize(
@@ -235,7 +161,6 @@ def test_what_was_uploaded_comes_back_with_its_card_and_gives_the_same_velocitie
             "--push: you are not logged in to the hub: run `hf auth login`, or set HF_TOKEN",
         ),
         (["--push", "a/b"], TOKEN + "2", "refuses (403): the token needs write access to it"),
-        (["--public"], TOKEN, "export: --public needs --push"),
     ],
 )
 def test_what_cannot_be_uploaded_is_said_in_one_line(

