@@ -5,11 +5,11 @@ from functools import cache, partial
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel
+from diffusers import FluxTransformer2DModel
 from peft import LoraConfig
 
 from g2rpo_core.architectures import zimage
-from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
+from g2rpo_core.architectures.flux import TRANSFORMER, Flux
 from g2rpo_core.architectures.sd3 import MEDIUM, StableDiffusion3
 from g2rpo_core.architectures.table import known_shape
 from g2rpo_core.cli.main import main
@@ -90,19 +90,10 @@ def test_a_lora_is_counted_as_peft_makes_it():
 
 
 def allocated(work) -> int:
-    """Most bytes at once that the CPU's allocator gave out while `work` ran, by PyTorch's profiler.
-
-    On one thread: with more, convolutions take a copy of their input as a workspace of their own.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-        ) as profiled:
-            work()
-    finally:
-        torch.set_num_threads(threads)
+    """Most bytes at once that the CPU's allocator gave out, by PyTorch's profiler."""
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiled:
+        work()
     events = [
         event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"
     ]
@@ -166,55 +157,21 @@ def test_operations_are_those_of_the_matrix_products():
     assert flops(True) == pytest.approx(3 * forward + attention / 2, rel=0.02)
 
 
-def test_autocast_has_cudas_rules():
-    with cost.as_on_cuda(torch.bfloat16):
-        x = torch.randn(2, 8, dtype=torch.bfloat16)
-        assert torch.nn.functional.layer_norm(x, (8,)).dtype == torch.float32
-        assert torch.nn.functional.linear(x, torch.randn(4, 8)).dtype == torch.bfloat16
-
-
-def test_decoding_is_what_a_small_vae_really_takes():
-    shape = VAE | {"block_out_channels": (32, 64, 64, 64)}
-    vae = AutoencoderKL(**shape)
-    latents = torch.zeros(2, 16, 8, 8)
-    with torch.no_grad():
-        really = allocated(lambda: vae.decode(latents, return_dict=False))
-    traced = tracing.vae_cost(FLUX, tuple(shape.items()), 2, 64, 64)
-    assert traced.bytes == pytest.approx(really, rel=0.05)
-
-
 @pytest.mark.pipeline
 def test_the_papers_setting():
     on = Machines(16, 141, nodes=2)
-    made, pairs = (make_plan(profile(), "g2rpo", on, shard) for shard in (16, None))
+    made = make_plan(profile(), "g2rpo", on, 16)
+    pairs = make_plan(profile(), "g2rpo", on, rate=Rate(ms=100.0))
     assert made.fits and not make_plan(profile(), "g2rpo", Machines(1, 80)).fits
     assert (made.evaluations_per_prompt, made.evaluations_per_iteration) == (1700, 27_200)
     weights = 11_901_408_320 * 4 / 16 / 2**30
     assert made.memory_gib["weights"] == pytest.approx(weights, abs=0.001)
     assert made.memory_gib["optimizer"] == pytest.approx(2 * weights, abs=0.001)
     assert pairs.memory_gib["weights"] == pytest.approx(2 * weights, abs=0.001)
-    assert pairs.checkpoints == 1 + int(pairs.hours * 2)
-    # A rate reaches every number
-    slow = make_plan(profile(), "g2rpo", on, rate=Rate(ms=100.0))
-    assert slow.seconds["rollout"] == pytest.approx(170.0)
-    times = 100 / pairs.ms_per_evaluation
-    for what in ("evaluation_hours", "monitor_hours"):
-        assert getattr(slow, what) == pytest.approx(times * getattr(pairs, what), abs=0.02)
+    assert pairs.seconds["rollout"] == pytest.approx(170.0)
     # A window that moves is planned over all its positions
     moved = make_plan(profile(), "mix_grpo", on).evaluations_per_prompt
     assert 12 * 4 < moved < 12 * 25 and moved != int(moved)
-
-
-@pytest.mark.pipeline
-def test_classifier_free_guidance_is_planned_as_two_evaluations():
-    guided = profile("sd35_medium_lora_1gpu")
-    sampling = guided.sampling.model_copy(update={"guidance": 1.0})
-    both, alone = (
-        Work(each, "mix_grpo", Machines(1, 24), None)
-        for each in (guided, guided.changed(sampling=sampling))
-    )
-    assert both.evaluations == 2 * alone.evaluations
-    assert set(both.latents.values()) == {4} and set(alone.latents.values()) == {8}
 
 
 def test_what_processes_send_is_what_rings_send():
@@ -241,8 +198,6 @@ def test_the_command_speaks_to_machines_and_says_what_is_wrong():
     words = ("plan", "--profile", "flux_hps_clip", "--memory", "141", "--gpus", "16")
     made = json.loads(run_here(main, *words, "--json", "--rate", "93", folder=ROOT).stdout)
     assert made["ms_per_evaluation"] == 93 and made["rate"] == "given" and made["fits"]
-    said = run_here(main, *words, "--card", "h100", folder=ROOT).stdout
-    assert f"memory per GPU: {made['memory_total_gib']:.1f} GiB: fits" in said
     for wrong, message in (
         (["--gpus", "5"], "--gpus 5: 16 prompts per iteration cannot be shared evenly"),
         (["--card", "v100"], "plan: --card v100: not one of h100"),
