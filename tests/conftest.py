@@ -206,17 +206,6 @@ def embed(folder: Path, models: Path, count: int, max_length: int) -> None:
         write_negative(folder / "train", negative, "float32")
 
 
-@pytest.fixture
-def sd3_policy(sd3_models):
-    """The tiny policy of Stable Diffusion 3, with random output and modulation weights."""
-    from g2rpo_core.models.policy import Policy
-    from tests.fixtures.weights import randomize
-
-    policy = Policy.load_to_train(sd3_models / "pipeline", height=32, width=32, guidance=4.5)
-    randomize(policy.transformer)
-    return policy
-
-
 @pytest.fixture(scope="session")
 def sd3_embeddings_folder(sd3_models, once) -> Path:
     """A folder with 12 training captions of task `shapes`, encoded for Stable Diffusion 3."""
@@ -224,14 +213,6 @@ def sd3_embeddings_folder(sd3_models, once) -> Path:
         once("sd3_embeddings", lambda folder: embed(folder, sd3_models, 12, max_length=12))
         / "train"
     )
-
-
-@pytest.fixture(scope="session")
-def sd3_embeddings(sd3_embeddings_folder):
-    """The store of that folder."""
-    from g2rpo_core.data.embeddings import EmbeddingStore
-
-    return EmbeddingStore(sd3_embeddings_folder)
 
 
 @pytest.fixture

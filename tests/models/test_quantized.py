@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from g2rpo_core.config import load_profile
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.models.quantized import BITS, NF4_LEVELS, QuantizedLinear
+from g2rpo_core.models.quantized import BITS, QuantizedLinear
 from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.fixtures.errors import refused
@@ -83,7 +83,7 @@ def test_a_weight_in_4_bits_is_the_nearest_level_of_its_block(inputs, outputs):
     for block, restored in zip(
         plain.weight.flatten().split(64), small.restored().flatten().split(64)
     ):
-        levels = torch.tensor(NF4_LEVELS) * block.abs().max()
+        levels = torch.tensor(PUBLISHED) * block.abs().max()
         nearest = levels[(block[:, None] - levels).abs().argmin(1)]
         torch.testing.assert_close(restored, nearest, rtol=0, atol=1e-6)
 

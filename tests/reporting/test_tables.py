@@ -26,7 +26,6 @@ from g2rpo_core.reporting.verdict import (
 
 RUNS = [("g2rpo", 1), ("dance_grpo", 1)]
 WEIGHTS = {"hps": 2.0, "clip_score": 1.0}
-NAMES = {"hps": "HPS-v2.1", "clip_score": "CLIP Score"}
 TRAINED_ON = {method: WEIGHTS for method, _ in RUNS}
 
 
