@@ -6,6 +6,7 @@ Requests are sent several at once, and repeated if a failure may pass.
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -30,6 +31,7 @@ from g2rpo_core.rewards.reward_protocol import NPY, PNG, Health, Scored, encode,
 from g2rpo_core.rewards.spec import RewardServerSettings, RewardWithReasons, ServerSettings
 
 LONGEST_WAIT = 60.0  # seconds between two tries
+MOST_BYTES = 2**26  # of an answer
 # HTTP statuses after which the same request may succeed
 PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
 REFUSED = {401, 403, 404}  # wrong key, model or address: every request would fail
@@ -92,7 +94,7 @@ class HttpClient:
             stop=stop_after_attempt(settings.tries),
             wait=lambda state: min(max(longer(state), _asked_wait(state)), LONGEST_WAIT),
             retry=retry_if_exception_type(httpx.RequestError)
-            | retry_if_result(lambda response: response.status_code in PASSING),
+            | retry_if_result(lambda answer: answer[0].status_code in PASSING),
             retry_error_callback=lambda state: state.outcome and state.outcome.result(),
         )
 
@@ -110,10 +112,10 @@ class HttpClient:
         without_key = lambda text: text.replace(self.key, known) if self.key else text
         method = "GET" if body is None else "POST"
         try:
-            response = self.retrying(self.client.request, method, path, json=body)
+            response, data = self.retrying(self._once, method, path, body)
         except (httpx.RequestError, ValueError) as error:  # ValueError: of the system's resolver
             raise Passing(without_key(f"{type(error).__name__}: {error}")) from None
-        text = without_key(response.text)
+        text = without_key(data.decode(errors="replace"))
         said = f"status {response.status_code}: {text[:200]!r}"
         if response.status_code in REFUSED:
             raise UserError(f"{self.where}: {response.url}{self.hint} answers with {said}")
@@ -121,11 +123,24 @@ class HttpClient:
             raise (Passing if response.status_code in PASSING else Unanswered)(said)
         return text
 
+    def _once(self, method: str, path: str, body: object) -> tuple[httpx.Response, bytearray]:
+        """Try once, for `timeout` seconds in all: httpx's own timeout is one of silence."""
+        data, end = bytearray(), time.monotonic() + self.settings.timeout
+        with self.client.stream(method, path, json=body) as response:
+            for chunk in response.iter_bytes():
+                data += chunk
+                if len(data) > MOST_BYTES or time.monotonic() > end:
+                    raise httpx.ReadTimeout(
+                        f"no whole answer within {self.settings.timeout:g} s and "
+                        f"{MOST_BYTES >> 20} MiB"
+                    )
+        return response, data
+
 
 def _asked_wait(state: RetryCallState) -> float:
     """Return the seconds that the server asked to wait; its header may also name a date."""
     answer = state.outcome.result() if state.outcome and not state.outcome.failed else None
-    asked = answer.headers.get("retry-after", "") if answer else ""
+    asked = answer[0].headers.get("retry-after", "") if answer else ""
     return float(asked) if asked.isdecimal() else 0.0
 
 

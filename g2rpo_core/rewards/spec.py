@@ -63,7 +63,7 @@ class ServerSettings(Settings):
     url: Annotated[str, BeforeValidator(checked_url)] = Field(
         pattern=r"^https?://\S+$", description="Address of the server."
     )
-    timeout: float = Field(120, gt=0, le=86_400, description="Seconds of silence that end a try.")
+    timeout: float = Field(120, gt=0, le=86_400, description="Seconds per try.")
     tries: int = Field(5, gt=0, le=1000, description="Tries per request.")
     backoff: float = Field(
         1.0,

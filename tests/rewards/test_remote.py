@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from time import sleep
 
 import numpy as np
 import pytest
@@ -94,6 +95,14 @@ def test_a_busy_and_a_cut_off_server_are_asked_again_for_a_part_of_the_images_at
         scores = reward_of(served, tries=3, concurrency=1)(TWO, PROMPTS)
     assert scores.tolist() == [0.5, 0.5]
     assert [request.body["prompts"] for request in served.requests[-2:]] == [[p] for p in PROMPTS]
+
+
+def test_an_answer_that_only_drips_ends_its_try():
+    """Each byte within httpx's own timeout, the whole never."""
+    dripping = (200, {}, iter(lambda: sleep(0.02) or b" ", None))
+    with answering(dripping) as served:
+        reasons = reward_of(served, timeout=0.2, tries=1).score_with_reasons(TWO, PROMPTS)[1]
+    assert "no whole answer within 0.2 s" in reasons[0]
 
 
 @pytest.mark.parametrize("status", [422, 401])
