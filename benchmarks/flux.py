@@ -1,13 +1,11 @@
 """Measure a forward evaluation of FLUX.1-dev's true shape with random weights on one GPU.
 
-    python -m benchmarks.flux [--batches 1 2 4 8 12] [--json]
+    python -m benchmarks.flux [--batches 1 2 4 8 12]
 
 Prints, all from one run:
 - the bf16 matrix peak, milliseconds per forward evaluation by batch size, and their share of the
   peak;
-- what a call allocates, and what `g2rpo plan` expects;
-- what compiled blocks and attention backends gain, and how far they move velocities,
-  log-probabilities and latents;
+- what compiled blocks and attention backends gain, and how far they move a velocity;
 - the seconds of a G2RPO rollout at the paper's setting (720x720, T = 16, 12 members), by the
   measured rate.
 
@@ -17,7 +15,6 @@ Prints, all from one run:
 import argparse
 import contextlib
 import copy
-import json
 import shutil
 import statistics
 import time
@@ -32,13 +29,12 @@ from benchmarks.drawn import drawn_transformer
 from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
 from g2rpo_core.data.embeddings import Conditioning
-from g2rpo_core.models.cost import Call, Measured, transformer_cost
+from g2rpo_core.models.cost import Measured
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.quantized import Kind
 from g2rpo_core.models.settings import LoraSettings
-from g2rpo_core.numerics.cuda import describe, prepare, reset_peak, wait, why_none
-from g2rpo_core.sampling.rollout import Velocity, sample
-from g2rpo_core.sampling.schedule import shifted_sigmas
+from g2rpo_core.numerics.cuda import describe, prepare, wait, why_none
+from g2rpo_core.sampling.rollout import Velocity
 
 SIZES = {  # transformer, VAE, side of the images, text tokens
     "flux": (TRANSFORMER, VAE, 720, 512),
@@ -128,137 +124,69 @@ def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torc
     )
 
 
-def drift(
-    policy: Policy, exact: Velocity, other: Velocity, context: Callable = contextlib.nullcontext
-) -> dict[str, float]:
-    """Compare a velocity with the exact one.
-
-    Returns its relative error, |ratio - 1| of a Flow-SDE step, and the relative error of
-    latents after an ODE.
-
-    context: of the calls of the other velocity alone.
-    """
-    x, sigma, prompt = inputs(policy, 2)
-    sigmas = shifted_sigmas(STEPS, 3.0).to(policy.device)
-    step = torch.full((2,), 4, device=policy.device)
-
-    def within(*arguments: torch.Tensor) -> torch.Tensor:
-        with context():
-            return other(*arguments)
-
-    velocities = [field(x, sigma, prompt) for field in (exact, within)]
-    transitions = [METHODS["g2rpo"].tree.transition(sigmas)(x, v, step=step) for v in velocities]
-    sampled = transitions[0].sample(policy.noise(torch.Generator().manual_seed(1), 2))
-    log_probs = [transition.log_prob(sampled) for transition in transitions]
-    ends = [sample(field, x[:1], sigmas.tolist(), 1) for field in (exact, within)]
-    relative = lambda a, b: ((a - b).norm() / b.norm()).item()
-    return {
-        "velocity_relative": relative(velocities[1], velocities[0]),
-        "ratio_drift": (log_probs[1] - log_probs[0]).exp().sub(1).abs().max().item(),
-        "clean_latents_relative": relative(ends[1], ends[0]),
-    }
-
-
 class Bench:
-    """One model on one device; `results` is what was measured so far."""
+    """One model on one device; `milliseconds` of the variants measured so far, by batch size."""
 
     def __init__(self, size: str, device: torch.device):
-        self.config, self.device = SIZES[size][0], device
+        self.device = device
         self.peak = matrix_peak(device, 8192 if device.type == "cuda" else 512)
         self.policy, self.conditioning = make_policy(size, device)
-        self.text_tokens = self.conditioning.tensors["context"].shape[1]
         self.exact = self.policy.velocity(self.conditioning)
+        self.milliseconds: dict[str, dict[int, float]] = {}
         with Measured() as measured:
             self.exact(*inputs(self.policy, 1))
         self.flops = measured.flops
-        name = describe(device)
-        self.results = {
-            "device": name,
-            "matrix_tflops": self.peak / 1e12,
-            "tflop_per_evaluation": self.flops / 1e12,
-            "variants": {},
-        }
+        tokens = f"{self.policy.image_tokens} + {SIZES[size][3]} tokens"
         print(
-            f"{name}: {self.peak / 1e12:.0f} TFLOP/s bf16; {self.flops / 1e12:.2f} TFLOP per "
-            "forward evaluation, "
-            f"{self.policy.image_tokens} + {self.text_tokens} tokens"
+            f"{describe(device)}: {self.peak / 1e12:.0f} TFLOP/s bf16; {self.flops / 1e12:.2f} "
+            f"TFLOP per forward evaluation, {tokens}"
         )
 
     def measure_variants(self, batches: list[int]) -> None:
         """Measure eager, attention backends and compiled blocks, where the device has them."""
-        cuda, largest, weights = self.device.type == "cuda", max(batches), self.policy.transformer
+        cuda, weights = self.device.type == "cuda", self.policy.transformer
         self.measure("eager", self.exact, batches)
         for name, backend in BACKENDS.items() if cuda else ():
-            self.measure(name, self.exact, [largest], partial(sdpa_kernel, [backend]))
+            self.measure(name, self.exact, [max(batches)], partial(sdpa_kernel, [backend]))
         if cuda or shutil.which("c++"):
-            self.measure_compiled("compiled", copy.deepcopy(weights), batches)
-        self.policy.transformer = weights
-
-    def measure_compiled(
-        self, label: str, transformer: torch.nn.Module, batches: list[int]
-    ) -> None:
-        """Compile the blocks of another transformer and measure it in place of the policy's."""
-        self.policy.transformer = transformer
-        for block in self.policy.architecture.blocks(transformer):
-            block.compile()
-        self.measure(label, self.policy.velocity(self.conditioning), batches)
+            self.policy.transformer = copy.deepcopy(weights)
+            for block in self.policy.architecture.blocks(self.policy.transformer):
+                block.compile()
+            self.measure("compiled", self.policy.velocity(self.conditioning), batches)
 
     def measure(
-        self, label: str, field: Velocity, batches: list[int], context=contextlib.nullcontext
+        self,
+        label: str,
+        field: Velocity,
+        batches: list[int],
+        context: Callable = contextlib.nullcontext,
     ) -> None:
-        """Measure time and memory by batch size, and the distance from the exact velocity."""
-        rows = {}
+        """Measure time by batch size, and the distance from the exact velocity."""
+        self.milliseconds[label] = {}
         for batch in batches:
             with context():
-                seconds = (
-                    median_seconds(partial(field, *inputs(self.policy, batch)), self.device) / batch
-                )
-            rows[batch] = {
-                "ms_per_evaluation": 1e3 * seconds,
-                "share_of_peak": self.flops / seconds / self.peak,
-            }
-            if self.device.type == "cuda":
-                with context():
-                    rows[batch] |= self.measure_memory(field, batch)
+                call = partial(field, *inputs(self.policy, batch))
+                seconds = median_seconds(call, self.device) / batch
+            self.milliseconds[label][batch] = 1e3 * seconds
             print(
                 f"{label:12} batch {batch:3}: {1e3 * seconds:8.2f} ms per forward evaluation, "
-                f"{100 * rows[batch]['share_of_peak']:5.1f} % of the peak",
+                f"{self.flops / seconds / self.peak:6.1%} of the peak",
                 flush=True,
             )
-        moved = drift(self.policy, self.exact, field, context)
-        print(
-            f"{label:12} " + ", ".join(f"{key} {value:.1e}" for key, value in moved.items()),
-            flush=True,
-        )
-        self.results["variants"][label] = {"batches": rows, "drift": moved}
+        arguments = inputs(self.policy, 2)
+        exact = self.exact(*arguments)
+        with context():
+            moved = (field(*arguments) - exact).norm() / exact.norm()
+        print(f"{label:12} moves a velocity by {moved.item():.1e} of it", flush=True)
 
-    def measure_memory(self, field: Velocity, batch: int) -> dict[str, float]:
-        """Return the GiB that a call allocates, and those that `g2rpo plan` expects."""
-        arguments = inputs(self.policy, batch)
-        reset_peak(self.device)
-        before = torch.cuda.memory_allocated()
-        field(*arguments)
-        allocated = torch.cuda.max_memory_allocated() - before
-        call = Call(
-            batch, self.policy.image_tokens, self.text_tokens, self.policy.dtype, training=False
-        )
-        planned = transformer_cost(self.policy.architecture, self.config, call).bytes
-        return {"allocated_gib": allocated / 2**30, "planned_gib": planned / 2**30}
-
-    def project_rollout(self) -> None:
+    def rollout_seconds(self) -> dict[str, float]:
         """Multiply the best rate of each variant by the forward evaluations of a rollout."""
-        variants = self.results["variants"]
         count = METHODS["g2rpo"].tree.build(STEPS).num_forward_evals(GROUP)
-        seconds: dict = {"evaluations": {"ours": count, "published": PUBLISHED_FORWARD_EVALS}}
-        for label, variant in variants.items():
-            seconds[label] = (
-                count * min(row["ms_per_evaluation"] for row in variant["batches"].values()) / 1e3
-            )
-        if alone := variants["eager"]["batches"].get(1):
-            seconds["published, eager, batch 1"] = (
-                PUBLISHED_FORWARD_EVALS * alone["ms_per_evaluation"] / 1e3
-            )
-        self.results["rollout_seconds"] = seconds
+        rates = self.milliseconds
+        seconds = {label: count * min(of.values()) / 1e3 for label, of in rates.items()}
+        if alone := rates["eager"].get(1):
+            seconds["published, eager, batch 1"] = PUBLISHED_FORWARD_EVALS * alone / 1e3
+        return seconds
 
 
 @torch.no_grad()
@@ -270,21 +198,11 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="flux")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 12])
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    device = found_device(parser, args.device)
-    bench = Bench(args.size, device)
+    bench = Bench(args.size, found_device(parser, args.device))
     bench.measure_variants(args.batches)
-    bench.project_rollout()
-    seconds = {
-        key: value
-        for key, value in bench.results["rollout_seconds"].items()
-        if key != "evaluations"
-    }
-    shown = ", ".join(f"{key} {value:.1f}" for key, value in seconds.items())
+    shown = ", ".join(f"{key} {value:.1f}" for key, value in bench.rollout_seconds().items())
     print(f"rollout of one prompt at the paper's setting, seconds: {shown}")
-    if args.json:
-        print(json.dumps(bench.results))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@
 Prints one table, in this order: how far the number of rows in a call moves a velocity, and what a
 row then costs; an iteration of a profile with a LoRA: its memory, seconds and share of the peak
 beside what `g2rpo plan` says; whether the same iteration gives the same bits twice; how far half
-precision moves scores of HPS-v2.1's architecture. It is also written to .cache/gpu_first.md. The
-profile is flux_smoke, or flux_lora_24gb (frozen weights of 4 bits) where that does not fit.
+precision moves scores of HPS-v2.1's architecture. The profile is flux_smoke, or on a small GPU
+flux_lora_24gb (frozen weights of 4 bits).
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,8 +37,8 @@ from g2rpo_core.tracking.utilization import share_of_peak
 from g2rpo_core.training.metrics import START
 from g2rpo_core.training.trainer import Trainer
 
-OUT = Path(".cache", "gpu_first.md")
-PROFILES = ("flux_smoke", "flux_lora_24gb")  # for 80 GB, and for 24
+PROFILES = ("flux_smoke", "flux_lora_24gb")
+SMALL_GIB = 40  # a GPU with less takes the second
 ROWS = (1, 4, 8, 9, 12)
 WARM = 3  # calls whose median is a row's time
 SMALL_CLIP = {
@@ -79,19 +78,6 @@ def make_scorer(size: str, device: torch.device) -> CosineScore:
     preprocess = Preprocess(side, "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
     encode = lambda texts: model.encode_text(tokenize(texts).to(device))
     return CosineScore(model.encode_image, encode, preprocess, device, ScorerSettings())
-
-
-def fitting_profile(device: torch.device) -> str:
-    """Return the first of PROFILES that fits the device by the plan, or the last one."""
-    if device.type == "cpu":
-        return PROFILES[0]
-    machines = Machines(1, torch.cuda.get_device_properties(device).total_memory / GIB)
-    fits = (
-        name
-        for name in PROFILES
-        if make_plan(load_profile(profile_path(name)), "g2rpo", machines).fits
-    )
-    return next(fits, PROFILES[-1])
 
 
 def make_trainer(
@@ -167,7 +153,10 @@ def half_scores(scorer: CosineScore, device: torch.device) -> Iterator[Row]:
 
 def rows(args: argparse.Namespace, device: torch.device, folder: Path) -> Iterator[Row]:
     """Measure everything, one row of the table after the other."""
-    chosen = args.profile or fitting_profile(device)
+    memory = (
+        torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    )
+    chosen = args.profile or PROFILES[memory is not None and memory < SMALL_GIB * GIB]
     profile = load_profile(profile_path(chosen))
     run = profile.run("g2rpo")
     where = f"{describe(device)}, torch {torch.__version__}, {args.size}, {chosen}"
@@ -183,29 +172,22 @@ def rows(args: argparse.Namespace, device: torch.device, folder: Path) -> Iterat
 
 
 def main() -> None:
-    """Parse the options, measure, and print and write the table."""
+    """Parse the options, measure, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
     option("--size", choices=SIZES, default="flux")
     option("--device", default="cuda")
-    option("--json", action="store_true", help="also print the rows as JSON, on the last line")
     option("--deterministic", action="store_true", help="numerics: deterministic, to compare bits")
-    option("--profile", choices=PROFILES, help="of the iteration (default: the first that fits)")
+    option("--profile", choices=PROFILES, help="of the iteration (default: by memory)")
     args = parser.parse_args()
     if args.deterministic:
         use_deterministic()
     device = found_device(parser, args.device)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    with OUT.open("w") as file, tempfile.TemporaryDirectory() as folder:
-        shown = []
+    with tempfile.TemporaryDirectory() as folder:
         for row in rows(args, device, Path(folder)):
-            shown.append(row)
-            for stream in (file, None):
-                print(f"| {' | '.join(row)} |", file=stream, flush=True)
-    if args.json:
-        print(json.dumps(shown))
+            print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

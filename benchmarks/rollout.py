@@ -1,7 +1,7 @@
 """Compare one iteration of the published loops with ours, on equal weights and noise.
 
-    python -m benchmarks.rollout [--size tiny|compute|all] [--models models/tiny] [--repeats 3]
-    [--compile] [--json]
+    python -m benchmarks.rollout [--size tiny|compute] [--models models/tiny] [--repeats 3]
+    [--compile]
 
 Prints NFE, seconds, shares of the machine's peak, and how far the results differ. Sizes: `tiny` is
 the profile's (16 + 12 tokens: per-call overhead dominates); `compute` the same model on larger
@@ -11,16 +11,16 @@ the published loops lack. Compiling takes minutes and is not timed.
 """
 
 import argparse
-import json
 import random
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 
-from benchmarks.flux import matrix_peak, timed
+from benchmarks.flux import inputs, matrix_peak, timed
 from benchmarks.published_loops import PublishedIteration
 from g2rpo_core.algorithm.batch import TrainedTransition
 from g2rpo_core.algorithm.methods import METHODS
@@ -29,43 +29,24 @@ from g2rpo_core.architectures.table import text_encoders
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
 from g2rpo_core.data.prompts import captions
-from g2rpo_core.hub.model_store import write_lock
 from g2rpo_core.models.cost import Measured
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import ParallelSettings
 from g2rpo_core.numerics.cuda import prepare
 from g2rpo_core.rewards import registry
-from g2rpo_core.sampling.rollout import velocity_in_batches
 from g2rpo_core.sampling.seeding import generator
 from g2rpo_core.sampling.settings import SamplingSettings
-from g2rpo_core.tiny_models.build import build_models
 from g2rpo_core.training.experience import score_rollout
 from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer
 
 # side of the images in pixels, latents in a call of the transformer, images in one of the VAE (each
-# what is fastest on a CPU), and what is added to a method's name
-SIZES = {"tiny": (32, 144, 16, ""), "compute": (176, 12, 1, "_500_tokens")}
+# what is fastest on a CPU)
+SIZES = {"tiny": (32, 144, 16), "compute": (176, 12, 1)}
 NAMES = ("g2rpo", "dance_grpo", "mix_grpo")
-STEPS, PLAIN_BATCH = 16, 12
+STEPS = 16
 PEAK_SIDE = 2048  # of the square matrices whose product is the machine's peak
-PROMPTS = 4  # of a second rollout where one prompt's group leaves a call half empty
 Run = tuple[int, dict[str, float], tuple]  # NFE, seconds by part; latents, scores, gradients
-
-
-def make_models(folder: Path) -> Path:
-    """Build the tiny models at full size, hardly trained: their weights do not matter here."""
-    settings = load_profile(Path("profiles/tiny.yaml")).models
-    short = {
-        name: value.model_copy(update={"steps": 3, "batch": 8})
-        for name in type(settings).model_fields
-        if hasattr(value := getattr(settings, name), "steps")
-    }
-    entries, _ = build_models(
-        folder / "models", settings.model_copy(update={"images": 64, **short}), folder / "parts"
-    )
-    write_lock(folder / "models", entries)
-    return folder / "models"
 
 
 def make_store(models: Path, folder: Path) -> EmbeddingStore:
@@ -164,47 +145,22 @@ class Comparison:
         own = (parameter.grad for parameter in self.trainer.parameters)
         return torch.cat([gradient.flatten() for gradient in own if gradient is not None])
 
-    def leaves_calls_unfilled(self) -> bool:
-        """Return whether one prompt's group leaves a call half empty."""
-        size = self.policy.batch_size(self.sampling.batch_tokens, self.conditioning)
-        return self.method.tree.branching == "all" and size > self.group
-
     def run(self, repeats: int) -> dict:
         """Run both loops in turn; return the medians of their costs, and how far they differ."""
-        # Warm up, and compile
-        several = self.store.conditioning(range(PROMPTS)) if self.leaves_calls_unfilled() else None
-        self.run_ours()
-        if several:
-            self.trainer.sampler(several, 0)
-        # Both loops in turn, and the bare transformer and the matrix peak at the same time
-        device, runs = self.policy.device, {"published": [], "ours": []}
-        plain, wide, peaks = [], [], []
+        self.run_ours()  # warm up, and compile
+        device, runs, peaks = self.policy.device, {"published": [], "ours": []}, []
         for _ in range(repeats):
             runs["published"].append(self.run_published())
             runs["ours"].append(self.run_ours())
-            plain.append(plain_rate(self.policy, self.store))
             peaks.append(matrix_peak(device, PEAK_SIDE, self.policy.dtype))
-            if several:
-                sampled, seconds = timed(device, lambda: self.trainer.sampler(several, 0))
-                wide.append(sampled.num_forward_evals / seconds)
-        # Medians and shares of the peak
         published, ours = summarize(runs["published"]), summarize(runs["ours"])
-        rates = {
-            "rollout": ours["evaluations"] / ours["seconds_by_part"]["sampling"],
-            "bare transformer": median(plain),
-        }
-        if wide:
-            rates[f"rollout of {PROMPTS} prompts"] = median(wide)
-        flops, peak = count_flops(self.policy, self.store), median(peaks)
+        rate = ours["evaluations"] / ours["seconds_by_part"]["sampling"]
         total = lambda run: sum(run[1].values())
         ratios = [total(theirs) / total(own) for theirs, own in zip(*runs.values())]
         return {
             "published": published,
             "ours": ours,
-            "evaluations_per_second": rates,
-            "share_of_peak": {name: rate * flops / peak for name, rate in rates.items()},
-            "matrix_gflops": peak / 1e9,
-            "gflop_per_evaluation": flops / 1e9,
+            "share_of_peak": rate * count_flops(self.policy, self.store) / median(peaks),
             "speedup": published["seconds"] / ours["seconds"],
             "speedup_range": [min(ratios), max(ratios)],
             "max_difference": largest_differences(runs["ours"][-1][2], runs["published"][-1][2]),
@@ -228,32 +184,13 @@ def largest_differences(ours: tuple, published: tuple) -> dict[str, float]:
     return {"latents": latents, "rewards": rewards, "gradients_relative": gradient / largest}
 
 
-def plain_arguments(policy: Policy) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return latents, sigma and prompt of a call of `PLAIN_BATCH` rows."""
-    latents = policy.noise(torch.Generator().manual_seed(0), PLAIN_BATCH)
-    prompt = torch.zeros(PLAIN_BATCH, dtype=torch.int64, device=policy.device)
-    return latents, latents.new_full((PLAIN_BATCH,), 0.7), prompt
-
-
 @torch.no_grad()
 @torch.compiler.set_stance("force_eager")
 def count_flops(policy: Policy, store: EmbeddingStore) -> float:
-    """Count the transformer's floating-point operations for one of the latents in a call."""
+    """Count the transformer's floating-point operations for one latent."""
     with Measured() as measured:
-        policy.velocity(store.conditioning([0]))(*plain_arguments(policy))
-    return measured.flops / PLAIN_BATCH
-
-
-@torch.no_grad()
-@torch.compiler.set_stance("force_eager")
-def plain_rate(policy: Policy, store: EmbeddingStore) -> float:
-    """Measure forward evaluations per second of the bare transformer in batches of 12."""
-    velocity, arguments = policy.velocity(store.conditioning([0])), plain_arguments(policy)
-    velocity(*arguments)
-    calls = 40 if policy.image_tokens < 100 else 15
-    call = partial(velocity_in_batches, velocity, *arguments, PLAIN_BATCH)
-    _, seconds = timed(policy.device, lambda: [call() for _ in range(calls)])
-    return calls * PLAIN_BATCH / seconds
+        policy.velocity(store.conditioning([0]))(*inputs(policy, 1))
+    return measured.flops
 
 
 def print_result(name: str, result: dict) -> None:
@@ -270,53 +207,58 @@ def print_result(name: str, result: dict) -> None:
     differences = listed(result["max_difference"], ".1e")
     print(f"{name:12} speedup {result['speedup']:.2f}x [{low:.2f}, {high:.2f}]", end="; ")
     print(f"largest differences: {differences}")
-    print(f"{name:12} NFE/s: {listed(result['evaluations_per_second'], '.0f')}")
-    peak, shares = result["matrix_gflops"], listed(result["share_of_peak"], ".0%")
-    print(f"{name:12} share of the matrix peak, {peak:.0f} GFLOP/s: {shares}")
+    print(f"{name:12} share of the matrix peak: {result['share_of_peak']:.0%}")
+
+
+def compare(
+    models: Path,
+    folder: Path,
+    size: str,
+    methods: Sequence[str],
+    repeats: int,
+    device: str,
+    compiled: bool,
+) -> dict[str, dict]:
+    """Compare both loops for each method at a size; return what `Comparison.run` does, by name."""
+    profile, (side, batch, decode_batch) = load_profile(Path("profiles/tiny.yaml")), SIZES[size]
+    store, texts = make_store(models, folder), profile.embed.max_sequence_length
+    policy = make_policy(models, side, device, compiled)
+    update = {
+        "steps": STEPS,
+        "height": side,
+        "width": side,
+        "batch_tokens": batch * (policy.image_tokens + texts),
+        "decode_batch": decode_batch,
+    }
+    sampling = profile.sampling.model_copy(update=update)
+    tokens, threads = f"{policy.image_tokens} + {texts} tokens", torch.get_num_threads()
+    print(f"{size}: {tokens}, {device}, {threads} threads")
+    results = {}
+    for name in methods:
+        results[name] = Comparison(name, policy, store, models, sampling).run(repeats)
+        print_result(name, results[name])
+    return results
 
 
 def main() -> None:
-    """Parse the options, compare both loops for each size and method, and print the results."""
+    """Parse the options, compare both loops for each method, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("--size", choices=[*SIZES, "all"], default="all")
+    option("--size", choices=SIZES, default="tiny")
     option("--methods", nargs="+", choices=NAMES, default=NAMES)
-    option(
-        "--models", type=Path, help="folder of the stage `models` (default: hardly trained ones)"
-    )
+    option("--models", type=Path, default=Path("models/tiny"), help="of the stage `models`")
     option("--repeats", type=int, default=3, help="of both loops, in turn; medians are printed")
     option("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     option("--compile", action="store_true", help="ours with compiled blocks")
-    option("--json", action="store_true", help="the last line is a JSON object: method -> figures")
     args = parser.parse_args()
     # A method needs up to 8 variants of a block, and here three share a process
     if args.compile:
         torch._dynamo.config.recompile_limit = 64
-    results, profile = {}, load_profile(Path("profiles/tiny.yaml"))
     with tempfile.TemporaryDirectory() as folder:
-        models = args.models or make_models(Path(folder))
-        store, texts = make_store(models, Path(folder)), profile.embed.max_sequence_length
-        for size in SIZES if args.size == "all" else [args.size]:
-            side, batch, decode_batch, suffix = SIZES[size]
-            policy = make_policy(models, side, args.device, args.compile)
-            update = {
-                "steps": STEPS,
-                "height": side,
-                "width": side,
-                "batch_tokens": batch * (policy.image_tokens + texts),
-                "decode_batch": decode_batch,
-            }
-            sampling = profile.sampling.model_copy(update=update)
-            tokens, threads = f"{policy.image_tokens} + {texts} tokens", torch.get_num_threads()
-            print(f"\n{size}: {tokens}, {args.device}, {threads} threads")
-            for name in args.methods:
-                result = Comparison(name, policy, store, models, sampling).run(args.repeats)
-                results[name + suffix] = result
-                print_result(name, result)
-    if args.json:
-        print(json.dumps(results))
+        options = (args.size, args.methods, args.repeats, args.device, args.compile)
+        compare(args.models, Path(folder), *options)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,6 @@ LONGEST = (
     "flows/test_served",
     "package/test_extras",
     "docs/test_first_commands",
-    "benchmarks/test_gpu_hour",
     "distributed/test_launch",
     "estimate/test_plan",
     "reliability/test_machine",
