@@ -90,5 +90,5 @@ $(TOOLS)/ready: requirements-tools.lock
 	@rm -rf .cache/tools && $(PYTHON) -m venv .cache/tools
 	@$(TOOLS)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-tools.lock && touch $@
 
-clean: ## remove the environment, models, prompts, embeddings and runs, and list what is left and takes room; asks first where no cache has a run
+clean: ## remove the environment, models, prompts, embeddings and runs; CONFIRM=1 also those runs that are in no cache
 	@CONFIRM=$(CONFIRM) $(PYTHON) -m tools.clean

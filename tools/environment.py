@@ -179,13 +179,8 @@ def remember() -> None:
 
 def refuse_foreign() -> None:
     """Fail if make has not made `.venv`: it is not ours to replace."""
-    if LINK.is_symlink():
-        if (ROOT / os.readlink(LINK)).parent != HOME:
-            raise Failure(
-                f".venv is a link to {os.readlink(LINK)}, which make did not make; "
-                "remove the link, then: make env"
-            )
-    elif LINK.exists() and not (LINK / "ready").exists():
+    made = LINK.is_symlink() and (ROOT / os.readlink(LINK)).parent == HOME
+    if not made and (LINK.is_symlink() or LINK.exists()):
         raise Failure(".venv was not made by make; move it away (mv .venv my-venv), then: make env")
 
 
@@ -357,14 +352,7 @@ def point_at(folder: Path) -> None:
     link = HOME / "link.new"
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(ROOT))
-    if LINK.is_symlink() or not LINK.exists():
-        link.replace(LINK)
-    else:  # a folder that an earlier Makefile made
-        old = HOME / "old"
-        shutil.rmtree(old, ignore_errors=True)
-        LINK.rename(old)
-        link.replace(LINK)
-        shutil.rmtree(old)
+    link.replace(LINK)
     for other in HOME.iterdir():
         if other.is_dir() and other not in (folder, before):
             shutil.rmtree(other)
