@@ -1,6 +1,5 @@
 """Real models of seconds: built once a session as profile `tiny` builds them, hardly trained."""
 
-import gc
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from filelock import FileLock
 from g2rpo_core.config import load_profile
 from g2rpo_core.hub.model_store import QUALITY, write_lock
 from g2rpo_core.numerics.portable import use
-from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings
+from g2rpo_core.tiny_models.settings import BuiltModels
 
 if not processor_problem():
     use("portable")
@@ -68,15 +67,6 @@ TRAINING = {
     "batch_tokens": 64 * 32,
     "rewards": {"redness": 1.0},
 }
-
-
-def pytest_configure():
-    gc.disable()  # while tests are imported, as stages/start.py does
-
-
-def pytest_collection_finish():
-    gc.freeze()
-    gc.enable()
 
 
 def pytest_collection_modifyitems(items):
@@ -128,14 +118,21 @@ def hub(tmp_path, monkeypatch):
         yield hub
 
 
+def hardly(base: str) -> BuiltModels:
+    """Settings of models of seconds with this base."""
+    from g2rpo_core.tiny_models.build import BUILDERS
+
+    fit = {"steps": 3, "batch": 8, "learning_rate": 1e-3}
+    fits = {name: fit for name in ("vae", base, *BUILDERS)}
+    return BuiltModels(source="shapes", seed=0, images=64, **fits)
+
+
 @pytest.fixture(scope="session")
 def models(once) -> Path:
     def build(folder: Path) -> None:
-        from g2rpo_core.tiny_models.build import BUILDERS, build_models
+        from g2rpo_core.tiny_models.build import build_models
 
-        how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
-        fits = dict.fromkeys(("vae", *BUILDERS), how)
-        settings = BuiltModels(source="shapes", seed=0, images=64, flux=how, **fits)
+        settings = hardly("flux")
         entries, quality = build_models(folder, settings, folder.with_name("parts"))
         (folder / QUALITY).write_text(json.dumps(quality))
         write_lock(folder, entries)
@@ -148,13 +145,9 @@ def twin_pipeline(once) -> Callable[[str], Path]:
     """twin_pipeline(base) -> a folder with `pipeline`: the small twin of `sd3`, `flux2`, ..."""
 
     def build(folder: Path, base: str) -> None:
-        from g2rpo_core.tiny_models.build import BUILDERS, build_pipeline
+        from g2rpo_core.tiny_models.build import build_pipeline
 
-        how = FitSettings(steps=3, batch=8, learning_rate=1e-3)
-        fits = dict.fromkeys(("vae", *BUILDERS), how)
-        build_pipeline(
-            folder, BuiltModels(source="shapes", seed=0, images=64, **{base: how}, **fits)
-        )
+        build_pipeline(folder, hardly(base))
 
     return lambda base: once(f"{base}_pipeline", partial(build, base=base))
 

@@ -20,7 +20,7 @@ from pipeline.rehearsal.simulate import number
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import completion, serve
 from tests.fixtures.commands import run_module
-from tests.fixtures.layouts import as_bert, as_qwen
+from tests.fixtures.layouts import as_bert
 from tests.fixtures.small_hub import small_hub
 
 pytestmark = pytest.mark.pipeline
@@ -106,10 +106,9 @@ def published(models, folder):
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    for name in data["models"]["repos"].keys() - {"image_reward_tokenizer", "unified_reward"}:
+    for name in data["models"]["repos"].keys() - {"image_reward_tokenizer"}:
         (folder / name).symlink_to(models / name)
     as_bert(models / "image_reward_tokenizer", folder / "image_reward_tokenizer")
-    as_qwen(models / "unified_reward", folder / "unified_reward")
     (folder / "weights").mkdir()  # as yujieouo/G2RPO: without a configuration
     weights = "pipeline/transformer/diffusion_pytorch_model.safetensors"
     shutil.copy(folder / weights, folder / "weights")

@@ -49,6 +49,14 @@ SMALL = {
 }
 
 
+def change(profile: Path, section: str, **values: object) -> None:
+    """Give settings of a profile's section other values."""
+    data = YAML().load(profile.read_text())
+    data[section] |= values
+    with profile.open("w") as file:
+        YAML().dump(data, file)
+
+
 def stage(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """One stage of the small project, in this process."""
     module, *words = STAGES[name]

@@ -2,30 +2,21 @@
 
 import json
 import pickle
-import types
 from pathlib import Path
 
 import pytest
 import torch
-from jinja2 import Environment
 
 from g2rpo_core.config import profile_path, study_path
 from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.hub.pickled import read_pickled
-from g2rpo_core.reporting import render as render_module
 from g2rpo_core.rewards.spec import ServerSettings
 from g2rpo_core.rewards.unified_reward import ChatServer
-from tests.conftest import ROOT
 from tests.fixtures.chat_server import serve
 from tests.fixtures.commands import run_module
 
-CODE = [
-    path
-    for folder in ("g2rpo_core", "stages", "flows", "studies")
-    for path in (ROOT / folder).rglob("*.py")
-]
 CANARY = "hf_canary0123456789"
 
 
@@ -51,16 +42,6 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path, form):
     assert not harm.exists()
 
 
-@pytest.fixture
-def saved(here) -> Path:
-    """A checkpoint of a weight of ones."""
-    kept = checkpoint.Checkpoints(checkpoint.ROOT, 1)
-    kept.save(3, {"weight": torch.ones(2)}, [{"iteration": 3}])
-    kept.finish()
-    (path,) = checkpoint.checkpoints(checkpoint.ROOT)
-    return path
-
-
 METADATA = b"torch.distributed.checkpoint.metadata"
 CODE_IN_AN_INDEX = {
     "a call": lambda harm: pickle.dumps(Harmful(harm)),
@@ -72,13 +53,14 @@ CODE_IN_AN_INDEX = {
 
 
 @pytest.mark.parametrize("way", CODE_IN_AN_INDEX)
-def test_a_checkpoint_whose_index_would_run_code_is_refused(here, saved, way):
+def test_a_checkpoint_whose_index_would_run_code_is_refused(here, way):
     """Its manifest fits: a stranger could put all of it into a shared folder."""
-    harm, index, manifest = (
-        here / "harm",
-        saved / ".metadata",
-        json.loads((saved / checkpoint.MANIFEST).read_text()),
-    )
+    kept = checkpoint.Checkpoints(checkpoint.ROOT, 1)
+    kept.save(3, {"weight": torch.ones(2)}, [{"iteration": 3}])
+    kept.finish()
+    (saved,) = checkpoint.checkpoints(checkpoint.ROOT)
+    harm, index = here / "harm", saved / ".metadata"
+    manifest = json.loads((saved / checkpoint.MANIFEST).read_text())
     state = {"weight": torch.zeros(2)}
     checkpoint.load_state(saved, state)
     assert state["weight"].tolist() == [1, 1]
@@ -98,23 +80,6 @@ def test_no_name_leads_out_of_its_folder(name):
     for path in (profile_path, study_path):
         with pytest.raises(UserError, match="is not a valid name"):
             path(name)
-
-
-def test_the_reports_templates_escape_what_comes_from_outside(monkeypatch):
-    """The environment that renders the report, with small templates."""
-    sources = {"report.html.j2": "<p>{{ prompt }}</p>", "report.md.j2": "| {{ prompt|literal }} |"}
-    monkeypatch.setattr(
-        Environment,
-        "get_template",
-        lambda self, name: types.SimpleNamespace(
-            render=self.overlay(autoescape="html" in name).from_string(sources[name]).render
-        ),
-    )
-    shown = render_module.fill({"prompt": "<script>|\u202e"})
-    assert (
-        shown["report.html"] == "<p>&lt;script&gt;|\\u202e</p>"
-        and shown["report.md"] == "| \\<script\\>\\|\\\\u202e |"
-    )
 
 
 @pytest.mark.parametrize("status", [200, 401])
@@ -138,28 +103,7 @@ def test_a_key_is_in_no_message_even_where_the_server_repeats_it(status, monkeyp
 
 @pytest.mark.pipeline
 def test_no_token_of_the_environment_is_printed(tmp_path):
-    """`g2rpo doctor`, a stage that fails and the check, each with tokens in the environment."""
     names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
-    environment = dict.fromkeys(names, CANARY) | {"HF_HOME": str(tmp_path)}
-    for words in (
-        ["g2rpo_core.cli", "doctor"],
-        ["stages.models", "--profile", "flux_hps"],
-        ["pipeline.check"],
-    ):
-        folder = linked(tmp_path) if words[0] == "stages.models" else ROOT
-        done = run_module(*words, folder=folder, **environment)
-        assert CANARY not in done.stdout + done.stderr, words
-        assert "Traceback" not in done.stderr
-    assert not [
-        path
-        for path in tmp_path.rglob("*")
-        if path.is_file() and CANARY.encode() in path.read_bytes()
-    ]
-
-
-def linked(folder: Path) -> Path:
-    project = folder / "project"
-    project.mkdir()
-    for name in ("profiles", "params.yaml"):
-        (project / name).symlink_to(ROOT / name)
-    return project
+    tokens = dict.fromkeys(names, CANARY)
+    done = run_module("g2rpo_core.cli", "doctor", HF_HOME=str(tmp_path), **tokens)
+    assert done.stdout and CANARY not in done.stdout + done.stderr
