@@ -1,8 +1,7 @@
-"""The wheel in environments of what it asks for: the base, and the base with each extra.
+"""The wheel with what it asks for: the base, and the base with each extra.
 
-Such an environment has the wheel and links to the files of the packages that its metadata names, at
-the locked versions, with what those need in their turn. Nothing else of the environment that runs
-the tests can be imported in it.
+Python finds the wheel's files before the checkout's, and no package but those that the wheel's
+metadata names and what those need in their turn.
 """
 
 import os
@@ -10,21 +9,19 @@ import re
 import shutil
 import subprocess
 import sys
-import venv
-import zipfile
-from collections import Counter
-from collections.abc import Callable
 from email import message_from_string
-from functools import cache
-from importlib.metadata import Distribution, distribution, distributions
+from functools import partial
+from importlib.metadata import Distribution, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
+from tests.fixtures.projects import link_made
 
 pytestmark = pytest.mark.slow
+OWN = {"g2rpo_core"}
 EXTRAS = {  # what only the extra brings
     "demo": {"gradio", "starlette"},
     "serve": {"fastapi", "uvicorn"},
@@ -45,89 +42,59 @@ for module in pkgutil.walk_packages(g2rpo_core.__path__, "g2rpo_core."):
 """
 
 
+START = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(sys.argv.pop(1).split()))
+module = sys.argv.pop(1)
+sys.argv[0] = module
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel of the checkout."""
+    """The files of the checkout's wheel."""
     home = tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, home)
-    shutil.copytree(
-        ROOT / "g2rpo_core", home / "g2rpo_core", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    leave = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "g2rpo_core", home / "g2rpo_core", ignore=leave)
     words = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", home, home]
     subprocess.run([sys.executable, "-m", "pip", *words], check=True)
-    return next(home.glob("*.whl"))
-
-
-@pytest.fixture(scope="module")
-def environment(wheel, tmp_path_factory) -> Callable[[str], "Environment"]:
-    """environment(extra) -> the wheel with that extra, '' for none."""
-    made: dict[str, Environment] = {}
-    return lambda extra: made.setdefault(
-        extra, Environment(wheel, extra, tmp_path_factory.mktemp(extra or "base"))
-    )
+    shutil.unpack_archive(next(home.glob("*.whl")), home / "files", "zip")
+    return home / "files"
 
 
 @pytest.fixture
 def folder(tmp_path, models) -> Path:
     """A folder with the profiles and the models of `tiny`."""
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "tiny").symlink_to(models)
+    link_made(tmp_path, "tiny", models, tmp_path)
     (tmp_path / "profiles").symlink_to(ROOT / "profiles")
     shutil.copy(ROOT / "params.yaml", tmp_path)
     return tmp_path
 
 
-class Environment:
-    """A virtual environment with the wheel and what it asks for, and no pip."""
-
-    def __init__(self, wheel: Path, extra: str, home: Path):
-        venv.create(home)
-        self.programs = home / "bin"
-        site = next(home.glob("lib/python*/site-packages"))
-        with zipfile.ZipFile(wheel) as packed:
-            packed.extractall(site)
-            metadata = next(name for name in packed.namelist() if name.endswith("METADATA"))
-            asked = message_from_string(packed.read(metadata).decode()).get_all("Requires-Dist")
-        owners = owners_of_folders()
-        for package in needed_by(asked, extra).values():
-            inside = [file for file in package.files or () if ".." not in file.parts]
-            for part in {
-                Path(file.parts[0]) if owners[file.parts[0]] == 1 else file for file in inside
-            }:
-                if (real := Path(package.locate_file(part))).exists():
-                    (site / part).parent.mkdir(parents=True, exist_ok=True)
-                    (site / part).symlink_to(real)
-        here = Path(distribution("torch").locate_file(""))
-        for fitted in here.glob("_torchvision_without_cuda*"):  # see tools/fit_torchvision.py
-            (site / fitted.name).symlink_to(fitted)
-
-    def command(self, *words: object) -> list[str]:
-        return [str(self.programs / "python"), *map(str, words)]
-
-    def run(self, *words: object, folder: Path) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            self.command(*words), cwd=folder, env=bare(), capture_output=True, text=True
-        )
-
-    def g2rpo(self, *words: object, folder: Path) -> subprocess.CompletedProcess:
-        return self.run("-m", "g2rpo_core.cli", *words, folder=folder)
-
-
-def bare() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "HF_HUB_OFFLINE": "1"
+def found_with(wheel: Path, extra: str) -> set[str]:
+    """The modules of all packages that the wheel with an extra asks for."""
+    metadata = next(wheel.glob("*.dist-info/METADATA")).read_text()
+    asked = needed_by(message_from_string(metadata).get_all("Requires-Dist"), extra)
+    return {
+        module
+        for module, owners in packages_distributions().items()
+        if asked.keys() & {plain(owner) for owner in owners}
     }
 
 
-@cache
-def owners_of_folders() -> Counter[str]:
-    """How many of the installed packages have a file in each folder at the top."""
-    return Counter(
-        top
-        for package in distributions()
-        for top in {file.parts[0] for file in package.files or ()}
-    )
+def run(wheel: Path, extra: str, *words: object, folder: Path) -> subprocess.CompletedProcess:
+    """`python -m` with these words where only those modules are found."""
+    others = packages_distributions().keys() - found_with(wheel, extra) - OWN
+    command = [sys.executable, "-c", START, " ".join(others), *map(str, words)]
+    own = os.environ | {"PYTHONPATH": f"{wheel}:{folder}", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True)
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def needed_by(requirements: list[str], extra: str) -> dict[str, Distribution]:
@@ -140,7 +107,7 @@ def needed_by(requirements: list[str], extra: str) -> dict[str, Distribution]:
         requirement = Requirement(text)
         if requirement.marker and not requirement.marker.evaluate({"extra": of}):
             continue
-        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        name = plain(requirement.name)
         found[name] = distribution(name)
         for part in {"", *requirement.extras} - {each for known, each in seen if known == name}:
             seen.add((name, part))
@@ -148,8 +115,9 @@ def needed_by(requirements: list[str], extra: str) -> dict[str, Distribution]:
     return found
 
 
-def test_the_base_imports_all_but_what_the_extras_are_for(environment, tmp_path):
-    done = environment("").run("-c", IMPORT_ALL, folder=tmp_path)
+def test_the_base_imports_all_but_what_the_extras_are_for(wheel, tmp_path):
+    (tmp_path / "import_all.py").write_text(IMPORT_ALL)
+    done = run(wheel, "", "import_all", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     missing = {tuple(line.split()) for line in done.stdout.splitlines()}
     # cli: a module for each command, which loads when the command runs
@@ -157,38 +125,25 @@ def test_the_base_imports_all_but_what_the_extras_are_for(environment, tmp_path)
     assert {module for _, module in missing} <= set().union(*EXTRAS.values())
 
 
-def test_the_base_plans_and_samples(environment, folder):
-    planned = environment("").g2rpo("plan", "--profile", "flux_smoke", "--gpus", "1", folder=folder)
+def test_the_base_plans_and_samples(wheel, folder):
+    g2rpo = partial(run, wheel, "", "g2rpo_core.cli", folder=folder)
+    planned = g2rpo("plan", "--profile", "flux_smoke", "--gpus", "1")
     assert planned.returncode == 0 and "GPU-hours" in planned.stdout, planned.stderr
-    sampled = environment("").g2rpo(
-        "generate", "a red circle", "--profile", "tiny", "--steps", "2", folder=folder
-    )
+    sampled = g2rpo("generate", "a red circle", "--profile", "tiny", "--steps", "2")
     assert sampled.returncode == 0 and list((folder / "pictures").rglob("*.png")), sampled.stderr
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_brings_what_the_base_lacks(environment, tmp_path, extra):
-    wanted = sorted(EXTRAS[extra])
-    code = (
-        "from importlib.util import find_spec; "
-        f"print(*(name for name in {wanted} if find_spec(name)))"
-    )
-    found = [environment(each).run("-c", code, folder=tmp_path).stdout for each in ("", extra)]
-    assert [names.split() for names in found] == [[], wanted]
+def test_an_extra_brings_what_the_base_lacks(wheel, extra):
+    assert not EXTRAS[extra] & found_with(wheel, "") and EXTRAS[extra] <= found_with(wheel, extra)
 
 
-def test_without_its_extra_a_command_says_in_one_line_what_to_install(environment, folder):
+def test_without_its_extra_a_command_says_in_one_line_what_to_install(wheel, folder):
     (folder / "dvc.yaml").touch()
     (folder / "stages").symlink_to(ROOT / "stages")
     for words, said in {
         ("demo",): "g2rpo demo needs gradio: pip install 'g2rpo[demo]'",
         ("models",): "g2rpo models needs dvc: pip install 'g2rpo[flows]'",
     }.items():
-        done = environment("").g2rpo(*words, folder=folder)
+        done = run(wheel, "", "g2rpo_core.cli", *words, folder=folder)
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {said}\n")
-
-
-def test_the_extra_flows_starts_the_command_that_serves_them(environment):
-    code = "import flows.pipeline, flows.serve; flows.serve.arguments([]); print('ready')"
-    done = environment("flows").run("-c", code, folder=ROOT)
-    assert done.stdout == "ready\n", done.stderr

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from g2rpo_core.numerics import driver
 from tests.conftest import ROOT
 from tools import environment
 
@@ -236,15 +235,6 @@ def with_torch(tmp_path_factory) -> Checkout:
     checkout.lock(environment.PYPI_TORCH, "torch===0.1", "torchvision===0.1")
     checkout.lock(environment.CPU_TORCH, "torch==0.1+cpu", "torchvision==0.1+cpu")
     return checkout
-
-
-@pytest.mark.skipif(
-    driver.find_version() is not None, reason="this machine has a GPU's driver, which decides"
-)
-def test_without_a_driver_the_cpu_build_is_installed_where_there_is_one(with_torch):
-    status, out, error = with_torch.make("env", PYTHON)
-    assert (status, error) == (0, []) and "environment: that is torch 0.1+cpu\n" in out
-    assert with_torch.installed("torch") == "0.1+cpu"
 
 
 def test_another_build_is_another_environment_and_is_kept_until_the_next_choice(with_torch):
