@@ -32,8 +32,7 @@ from stages.versions import ROOT, STAGES, VOUCHED, Deciding, files_of, hash_of, 
 
 HEAD = """\
 # Written by `make vouch`. Of a stage: the hash of its code; version: that of the first code with
-# the same bits; outputs: of what the small pipeline of tools/vouch.py writes; lock: of its code in
-# a dvc.lock of before code had versions.
+# the same bits; outputs: of what the small pipeline of tools/vouch.py writes.
 """
 BASES = ("flux", "sd3", "flux2", "qwen_image", "zimage")
 NEEDS = {  # stage -> those whose outputs decide its own

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from g2rpo_core.distributed.identity import digest, identity_of, with_version
+from g2rpo_core.distributed.identity import digest, identity_of
 from g2rpo_core.distributed.process_group import ALONE, TIMEOUT, ProcessGroup
 from g2rpo_core.foundation import claims
 from g2rpo_core.foundation.errors import UserError, attempt
@@ -138,23 +138,19 @@ def _others(
     """Yield the folders of other attempts: what differs from this identity, and their own."""
     for file in sorted(home.glob(f"*/{IDENTITY}")):
         # Only reported, so it may be unreadable
-        theirs = with_version(read := attempt(partial(read_json, file, of=dict))[0] or {})
+        theirs = attempt(partial(read_json, file, of=dict))[0] or {}
         changed = [key for key in {**theirs, **identity} if theirs.get(key) != identity.get(key)]
-        if changed or read != theirs:
+        if changed:
             yield file.parent, changed, theirs
 
 
 def _go_on(folder: Path, identity: Mapping[str, str], end: str | None) -> None:
     """Take the checkpoints of an earlier attempt that only had another end into a new folder.
 
-    Print which attempt that is, and why another one is not resumed. One of before code had versions
-    becomes the folder itself if its code computes the same.
+    Print which attempt that is, and why another one is not resumed.
     """
     for other, changed, theirs in _others(folder.parent, identity):
-        if not changed and not folder.exists():
-            other.rename(folder)
-            echo(f"goes on from {other}: its code computes the same", file=sys.stderr)
-        elif (
+        if (
             end
             and changed == [end]
             and last_iteration(folder) < last_iteration(other) <= int(identity[end])

@@ -11,7 +11,6 @@ import torch
 
 from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.manifest import read_sealed, sha256, write_sealed
-from g2rpo_core.foundation.runs import CODE
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.hub.made import files_of
 from g2rpo_core.numerics.portable import in_use
@@ -19,8 +18,6 @@ from g2rpo_core.numerics.portable import in_use
 # Of large files: path -> what `_stamp` says of it, and its hash
 HASHES = Path(".cache", "hashes.json")
 LARGE = 2**24  # bytes; smaller files are read at every start
-# Of identities that were written before code had versions: they named each file
-FILES = ("content of g2rpo_core/", "content of stages/")
 SETTLED = 2.0  # seconds without a change until a time of change tells one edit from the next
 
 
@@ -81,13 +78,3 @@ def _stamp(file: Path) -> list[int]:
 def digest(identity: Mapping[str, str]) -> str:
     """Return the name of a run's folder."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def with_version(identity: Mapping[str, str]) -> dict[str, str]:
-    """Return an identity that names files of code with their version, others as they are.
-
-    The first versions are the hashes of those files.
-    """
-    files = {key: value for key, value in identity.items() if key.startswith(FILES)}
-    others = {key: value for key, value in identity.items() if key not in files}
-    return others | ({CODE: json.dumps(f"v{digest(files)[:10]}")} if files else {})
