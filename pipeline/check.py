@@ -222,30 +222,15 @@ def _machine_problems(name: str, profile: Profile) -> Iterator[str]:
     for reward in used:
         yield from attempt(partial(registry.check, reward, profile.rewards))[1]
     # Training says in full what keeps a profile from being planned, and evaluation needs no plan
-    free, needed = (
-        shutil.disk_usage(Path.cwd()).free / 2**30,
-        attempt(partial(disk_gib, profile))[0],
-    )
-    if needed and free < needed["here"]:
-        whole = sum(needed.values())
-        beside = (
-            f" (of {whole:.0f}, as g2rpo plan has it: models and rewards are in HF_HOME)"
-            if whole > needed["here"]
-            else ""
-        )
+    method, machines = next(iter(profile.methods)), Machines(1, 80.0)
+    disks = attempt(lambda: make_plan(profile, method, machines).disks)[0] or {}
+    needed = disks.get("here", 0.0) if profile.models.source == "hub" else TINY_GIB
+    if (free := shutil.disk_usage(Path.cwd()).free / 2**30) < needed:
         yield (
             f"{Path.cwd()}: has {free:.0f} GiB free, but a run of profile {name} with DVC's copies "
-            f"needs about {needed['here']:.0f} here{beside}: make room, or work on another disk"
+            f"needs about {needed:.0f} here, beside models and rewards in HF_HOME: make room, or "
+            "work on another disk"
         )
-
-
-def disk_gib(profile: Profile) -> dict[str, float]:
-    """Return the GiB of a run of the profile's first method by `g2rpo plan`: `here`, `HF_HOME`."""
-    if profile.models.source != "hub":
-        return {"here": TINY_GIB, "HF_HOME": 0.0}
-    parts = make_plan(profile, next(iter(profile.methods)), Machines(1, 80.0)).disk_gib
-    downloaded = parts["pipeline"] + parts["rewards"]
-    return {"here": sum(parts.values()) - downloaded, "HF_HOME": downloaded}
 
 
 if __name__ == "__main__":

@@ -1,22 +1,28 @@
-"""Look at this machine, for `g2rpo doctor`: one block for a bug report."""
+"""Look at this machine, for `g2rpo doctor`: one block for a bug report, and the checks of a run."""
 
 import importlib.metadata
 import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 import psutil
 import torch
-from huggingface_hub import get_token
+from httpx2 import HTTPError
+from huggingface_hub import HfApi, constants, get_token, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 
-from g2rpo_core.cli.preflight import checks
 from g2rpo_core.config import Profile, load_profile, profile_path
+from g2rpo_core.distributed.process_group import num_processes
+from g2rpo_core.estimate.machines import Machines
+from g2rpo_core.estimate.plan import Plan, make_plan
 from g2rpo_core.foundation.errors import UserError, attempt
-from g2rpo_core.foundation.texts import echo
+from g2rpo_core.foundation.texts import echo, visible
+from g2rpo_core.hub.download import REVISIONS, explain_error, known_revisions
 from g2rpo_core.numerics import driver
 from g2rpo_core.numerics.cuda import why_none
 from g2rpo_core.numerics.processes import version_of
@@ -38,36 +44,34 @@ PACKAGES = (
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY")
 GIB = 2**30
 COMPLETE = "nothing is missing"
+CONNECTS_WITHIN = 120  # seconds
+OF_A_PROCESS = 8.0  # GiB of host memory, beside its part of a checkpoint
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+Check = tuple[bool, str]  # whether it is good, and what it found
 
 
 def doctor(profile: str | None) -> None:
     """Print what this machine has and what each profile lacks.
 
-    With a profile of published weights, also check the machine against it.
+    With a profile of published weights, also check the machine against it; exit status 1 if a check
+    is red.
     """
-    for line in [*machine(), *tokens(), *profiles(profile)]:
+    for line in [*machine(), *profiles(profile)]:
         echo(line)
-    if profile:
-        preflight(profile)
-
-
-def preflight(name: str) -> None:
-    """Print the checks of a profile of published weights in turn; exit status 1 if one is red."""
-    loaded = load_profile(profile_path(name))
-    if loaded.models.source != "hub":
-        return
     red = 0
-    for check in checks(name, loaded):
-        echo(check)
-        red += not check.good
+    for good, text in checks(profile, load_profile(profile_path(profile))) if profile else ():
+        echo(f"{'ok' if good else 'RED':4} {visible(text)}")
+        red += not good
     if red:
-        raise UserError(f"doctor: {red} checks of profile {name} are red")
+        raise UserError(f"doctor: {red} checks of profile {profile} are red")
 
 
 def machine() -> Iterator[str]:
-    """Describe the versions, processors, memory and disk, one line a question."""
+    """Describe versions, processors, memory, disk and tokens, one line a question."""
     yield f"Python: {platform.python_version()}, {platform.system()} {platform.machine()}"
-    yield "packages: " + ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
+    lacks = importlib.metadata.PackageNotFoundError
+    versions = {name: attempt(partial(version_of, name), lacks)[0] for name in PACKAGES}
+    yield "packages: " + ", ".join(f"{name} {versions[name] or 'missing'}" for name in PACKAGES)
     yield f"g2rpo: {commit() or 'no git checkout here'}"
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
     yield f"CPUs: {os.cpu_count()}"
@@ -87,14 +91,9 @@ def machine() -> Iterator[str]:
             f"GPU {index}: {name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, "
             f"CUDA {torch.version.cuda}"
         )
-
-
-def tokens() -> Iterator[str]:
-    """Say which tokens are set, never their values."""
-    yield (
-        "tokens in the environment: "
-        f"{', '.join(name for name in TOKENS if os.environ.get(name)) or 'none'}"
-    )
+    # Never their values
+    named = ", ".join(name for name in TOKENS if os.environ.get(name))
+    yield f"tokens in the environment: {named or 'none'}"
     yield f"Hugging Face hub: {'logged in' if get_token() else 'not logged in (hf auth login)'}"
 
 
@@ -124,8 +123,6 @@ def missing(name: str, profile: Profile) -> Iterator[str]:
     base = profile.models.repos["pipeline"] if profile.models.source == "hub" else None
     if base and base.folder and not Path(base.folder).exists():
         yield f"the base model's folder {base.folder}"
-    if base and base.repo and not get_token():
-        yield "a token, if its base model is gated (hf auth login)"
     for part, named in (("train", "training"), ("test", "test")):
         source = getattr(profile.prompts, part)
         if isinstance(source, str) and source not in TASK_NAMES and not Path(source).exists():
@@ -136,14 +133,6 @@ def missing(name: str, profile: Profile) -> Iterator[str]:
         yield "its models, which dvc repro makes or fetches"
 
 
-def find_version(package: str) -> str:
-    """Return a package's version, or `missing`."""
-    return (
-        attempt(partial(version_of, package), importlib.metadata.PackageNotFoundError)[0]
-        or "missing"
-    )
-
-
 def commit() -> str | None:
     """Return the checkout's commit, with `+` if files differ from it; None outside a checkout."""
     git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True)
@@ -152,3 +141,77 @@ def commit() -> str | None:
     return head.stdout.strip() + (
         "+" if git("status", "--porcelain", "--untracked-files=no").stdout.strip() else ""
     )
+
+
+def checks(name: str, profile: Profile) -> Iterator[Check]:
+    """Yield the checks of a profile of published weights, for its first method on all GPUs here."""
+    if profile.models.source != "hub":
+        return
+    method = next(iter(profile.methods))
+    gpus = num_processes("auto", profile.run(method).training.prompts_per_iteration)
+    found = [torch.cuda.mem_get_info(index)[1] / GIB for index in range(torch.cuda.device_count())]
+    plan = make_plan(profile, method, Machines(gpus, min(found, default=0.0)))
+    fits = (
+        f"memory: {method} needs {plan.memory_total_gib:.1f} of {min(found):.1f} GiB on each of "
+        f"{gpus} GPUs: g2rpo plan --profile {name} --gpus {gpus} --memory {min(found):.0f}"
+        if found
+        else f"GPUs: torch finds none here: {why_none()}; else go to a node with GPUs"
+    )
+    yield bool(found) and plan.fits, fits
+    yield _network(gpus if found else max(2, gpus))
+    yield from _hub(profile)
+    yield from _disk(plan)
+    total = psutil.virtual_memory().total / GIB
+    # The disk has two checkpoints, the host's memory one
+    needed = gpus * OF_A_PROCESS + plan.disk_gib["checkpoints"] / 2
+    yield total >= needed, f"host memory: {total:.0f} GiB, needs about {needed:.0f}"
+
+
+def _network(processes: int) -> Check:
+    """Sum over processes, as training does."""
+    if processes == 1:
+        return True, "all-reduce: one process needs none"
+    command = [*TORCHRUN, str(processes), "-m", "g2rpo_core.cli.bandwidth"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CONNECTS_WITHIN)
+    except subprocess.TimeoutExpired:
+        return False, f"all-reduce: not done in {CONNECTS_WITHIN} s; NCCL_DEBUG=INFO says where"
+    said = (done.stdout.strip().splitlines() or [""])[-1]
+    if done.returncode == 0 and "WRONG" not in said:
+        return True, f"all-reduce: {said}"
+    errors = [line.strip() for line in done.stderr.splitlines() if "Error" in line]
+    why = said or (errors or [f"status {done.returncode}"])[-1]
+    return False, f"all-reduce: {why[:200]}; NCCL_DEBUG=INFO says more"
+
+
+def _hub(profile: Profile) -> Iterator[Check]:
+    """Ask whether each repository may be downloaded by this account."""
+    for name, model in getattr(profile.models, "repos", {}).items():
+        what = f"models.repos.{name}: {model.place}"
+        if model.folder is not None:
+            lacks = "" if Path(model.folder).exists() else " does not exist"
+            yield not lacks, f"folder: {what}{lacks}"
+            continue
+        try:
+            revision = model.revision or known_revisions(REVISIONS / "models.json").get(model.repo)
+            wanted = {"revision": revision, "allow_patterns": list(model.files)}
+            cached = partial(snapshot_download, model.repo, local_files_only=True, **wanted)
+            if not (here := attempt(cached, LocalEntryNotFoundError)[0]):
+                HfApi().model_info(model.repo, revision=revision, timeout=CONNECTS_WITHIN)
+                HfApi().auth_check(model.repo)
+            yield True, f"hub: {model.repo}: {'in the cache' if here else 'may be downloaded'}"
+        # An answer may be anything
+        except (OSError, HTTPError, ValueError, TypeError, LookupError, AttributeError) as error:
+            yield False, f"hub: {explain_error(what, model, error)}"
+
+
+def _disk(plan: Plan) -> Iterator[Check]:
+    """Compare what the plan writes with what is free, by disk."""
+    home = next(each for each in Path(constants.HF_HOME, "hub").parents if each.exists())
+    places = {home: plan.disks["HF_HOME"], Path.cwd(): plan.disks["here"]}
+    if home.stat().st_dev == Path.cwd().stat().st_dev:
+        places = {Path.cwd(): sum(plan.disks.values())}
+    for place, needed in places.items():
+        free = shutil.disk_usage(place).free / GIB
+        move = "" if free >= needed else "; make room, or move HF_HOME or DVC's cache"
+        yield free >= needed, f"disk of {place}: {free:.0f} GiB free, needs {needed:.0f}{move}"

@@ -97,6 +97,12 @@ class Plan:
     not_counted: list[str]
     """Rewards whose size is not known here."""
 
+    @property
+    def disks(self) -> dict[str, float]:
+        """Return the GiB of the checkout's folder, `here`, and of `HF_HOME`."""
+        downloaded = self.disk_gib["pipeline"] + self.disk_gib["rewards"]
+        return {"here": sum(self.disk_gib.values()) - downloaded, "HF_HOME": downloaded}
+
 
 def make_plan(
     profile: Profile, name: str, machines: Machines, shard: int | None = None, rate: Rate = ASSUMED

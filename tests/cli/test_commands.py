@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from diffusers import FluxTransformer2DModel
 from PIL import Image
 from ruamel.yaml import YAML
@@ -177,6 +179,33 @@ def test_the_doctor_names_what_is_missing_and_never_shows_a_token(project, monke
     assert lines["Hugging Face hub"] == "logged in"
     assert lines["profile tiny"] == "nothing is missing"
     assert "the training prompts data/own.txt" in lines["profile own"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU lacks")
+def test_the_doctor_says_what_a_published_profile_lacks_and_what_to_do(hub, tmp_path, monkeypatch):
+    """With a hub that has no more than two repositories."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "profiles").symlink_to(ROOT / "profiles")
+    models = load_profile(ROOT / "profiles" / "flux_lora_1gpu.yaml").models.repos
+    for name, licensed in (("pipeline", "token"), ("hps", None)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "HPS_v2.1_compressed.pt").write_text("{}")
+        hub.add(models[name].repo, models[name].revision, tmp_path / name, licensed)
+    done = run_here(main, "doctor", "--profile", "flux_lora_1gpu", folder=tmp_path)
+    expected = (
+        "RED  GPUs: torch finds none here: .*; else go to a node with GPUs",
+        "ok   all-reduce: gloo, 2 processes: [0-9.]+ GB/s",
+        "RED  hub: .*FLUX.1-dev is gated: accept its licence at .*hf auth login",
+        "ok   hub: xswu/HPSv2: may be downloaded",
+        "RED  hub: .*PickScore_v1 does not exist",
+        "(ok |RED)  disk of .* GiB free, needs [0-9]+",
+        "(ok |RED)  host memory: ",
+    )
+    for pattern in expected:
+        assert re.search(f"^{pattern}", done.stdout, re.MULTILINE), (pattern, done.stdout)
+    red = len(re.findall("^RED", done.stdout, re.MULTILINE))
+    told = f"error: doctor: {red} checks of profile flux_lora_1gpu are red\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_profiles_are_listed_and_their_differences_shown():
