@@ -1,22 +1,6 @@
 """Prefect flows over DVC's graph, the only graph and cache; `dvc repro` works without them."""
 
 import os
-import sys
-from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
-
-from packaging.specifiers import SpecifierSet
-
-# Known failures: (package, versions that work, what happens with others).
-KNOWN = (
-    ("prefect", ">=3.8,<4", "the flows are written for the interface of Prefect 3.8"),
-    (
-        "fastapi",
-        "<0.151",
-        "Prefect's server does not start: Body() got an unexpected keyword argument 'min_items'",
-    ),
-    ("sqlalchemy", "<2.1", "cron runs are silently never scheduled"),
-)
 
 for _name, _value in {
     "DO_NOT_TRACK": "1",
@@ -30,30 +14,3 @@ for _name, _value in {
     ),
 }.items():
     os.environ.setdefault(_name, _value)
-
-
-def version_problem(installed: Mapping[str, str]) -> str | None:
-    """Describe the first package whose version is known to fail; None if all are good."""
-    for package, good, consequence in KNOWN:
-        if package not in installed:
-            return f"{package} is not installed: pip install 'g2rpo[flows]'"
-        if installed[package] not in SpecifierSet(good):
-            return (
-                f"{package} {installed[package]} is known to fail ({consequence}): "
-                f"pip install '{package}{good}'"
-            )
-    return None
-
-
-def _installed() -> dict[str, str]:
-    found = {}
-    for package, _, _ in KNOWN:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-if _problem := version_problem(_installed()):
-    sys.exit(f"error: {_problem}")

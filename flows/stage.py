@@ -18,7 +18,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.tasks import exponential_backoff
 
-from flows.artifacts import Live, artifact_key, at_most_a_warning
+from flows.artifacts import artifact_key, at_most_a_warning
 from g2rpo_core.foundation.errors import TRANSIENT_STATUS
 from pipeline.graph import Stage
 from pipeline.process import Ended, Text
@@ -39,7 +39,6 @@ class Output:
     """
 
     stage: str
-    live: Live
     tail: deque = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     bar_logged: float = -BAR_LOGGED_EVERY
     bar_shown: float = -BAR_SHOWN_EVERY
@@ -61,7 +60,7 @@ class Output:
         get_run_logger().info("%s", text.text)
 
     def show(self, percent: float, line: str) -> None:
-        """Update the progress artifact to `percent`, and the live ones; failures are skipped."""
+        """Update the progress artifact to `percent`; failures are skipped."""
         with at_most_a_warning("no progress shown", self.failed):
             if self.artifact is None:
                 self.artifact = create_progress_artifact(
@@ -69,7 +68,6 @@ class Output:
                 )
             else:
                 update_progress_artifact(self.artifact, percent, line)
-            self.live.update()
 
     def says(self, pattern: str) -> re.Match | None:
         """Return the last match among the last lines."""
@@ -106,7 +104,7 @@ def stage_task(stage: Stage, stop: threading.Event) -> Task:
 
 def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
     """Run `dvc repro --single-item` of a stage, and return the state that says how it ended."""
-    output = Output(stage.name, Live(stage))
+    output = Output(stage.name)
     busy = lambda: get_run_logger().warning("another run is using the same files: waiting for it")
     ended = repro(stage, output, stop=stop, time_limit=stage.meta.time_limit, on_busy=busy)
     return make_state(stage, ended, output)
