@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +43,19 @@ NOT_AT_HAND = "of the committed one only its hash is known here"
 def main() -> None:
     committed = committed_outputs()
     here, cache = outputs_here()
-    states = {
-        path: "missing" if md5 is None else "equal" if md5 == committed.get(path) else "different"
-        for path, md5 in here.items()
-    }
-    for path, state in states.items():
+    counts: Counter[str] = Counter()
+    for path, md5 in here.items():
+        differs = "equal" if md5 == committed.get(path) else "different"
+        counts[state := "missing" if md5 is None else differs] += 1
         if state != "equal":
             echo(f"{state:10} {path}")
         if state == "different":
-            lines = list(apart(Path(path), committed.get(path, ""), cache))
-            more = [f"and {len(lines) - SHOWN} others"] if len(lines) > SHOWN else []
-            echo(*(f"{'':11}{line}" for line in lines[:SHOWN] + more))
-    counts = Counter(states.values())
+            echo(*(f"{'':11}{line}" for line in apart(Path(path), committed.get(path, ""), cache)))
     told = ", ".join(f"{counts[state]} {state}" for state in ("equal", "different", "missing"))
-    if counts["equal"] == len(states):
-        echo(f"{told}: every output is the committed one")
-        return
-    echo(f"{told}; compare the results by: g2rpo report --compare HEAD now")
-    sys.exit(1)
+    if counts["equal"] < len(here):
+        echo(f"{told}; compare the results by: g2rpo report --compare HEAD now")
+        sys.exit(1)
+    echo(f"{told}: every output is the committed one")
 
 
 def committed_outputs() -> dict[str, str]:
@@ -80,11 +75,12 @@ def outputs_here() -> tuple[dict[str, str | None], Path]:
     UserError if DVC cannot tell.
     """
     try:
-        repo = Repo()
-        with lock_repo(repo):
-            outs = [out for stage in repo.index.stages if stage.cmd for out in stage.outs]
+        with Repo() as repo, lock_repo(repo):
             hashes = {
-                str(out.def_path): out.get_hash().value if out.exists else None for out in outs
+                str(out.def_path): out.get_hash().value if out.exists else None
+                for stage in repo.index.stages
+                if stage.cmd
+                for out in stage.outs
             }
             return hashes, Path(repo.cache.local.path)
     except DvcException as error:
@@ -93,51 +89,53 @@ def outputs_here() -> tuple[dict[str, str | None], Path]:
 
 def apart(path: Path, md5: str, cache: Path) -> Iterator[str]:
     """Yield how far an output, or each of a folder's files, is from the committed one."""
-    if not md5.endswith(".dir"):
-        yield file_apart(path, md5, cache)
-        return
     listing = cache / md5[:2] / md5[2:]
-    if not listing.is_file():
-        yield NOT_AT_HAND
+    if not md5.endswith(".dir") or not listing.is_file():
+        yield NOT_AT_HAND if path.is_dir() else file_apart(path, md5, cache)
         return
     before = {entry["relpath"]: entry["md5"] for entry in read_json(listing, list)}
-    here = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
-    for name in sorted(before.keys() | here.keys()):
-        if name not in here or name not in before:
+    here = {
+        str(file.relative_to(path)): hashlib.md5(file.read_bytes()).hexdigest()
+        for file in path.rglob("*")
+        if file.is_file()
+    }
+    changed = sorted(name for name in before | here if before.get(name) != here.get(name))
+    for name in changed[:SHOWN]:
+        if name in before and name in here:
+            yield f"{name}: {file_apart(path / name, before[name], cache)}"
+        else:
             yield f"{name}: {'missing' if name in before else 'only'} here"
-        elif hashlib.md5(here[name].read_bytes()).hexdigest() != before[name]:
-            yield f"{name}: {file_apart(here[name], before[name], cache)}"
+    if len(changed) > SHOWN:
+        yield f"and {len(changed) - SHOWN} others"
 
 
 def file_apart(path: Path, md5: str, cache: Path) -> str:
     """Return by how much a file's numbers, or its size, differ from those of the committed one."""
-    cached, new = cache / md5[:2] / md5[2:], path.read_bytes()
-    blob = ["git", "cat-file", "blob", f"HEAD:./{path}"]
     kept = [
-        subprocess.run(blob, capture_output=True).stdout,
-        *map(Path.read_bytes, cached.parent.glob(cached.name)),
+        subprocess.run(["git", "show", f"HEAD:./{path}"], capture_output=True).stdout,
+        *map(Path.read_bytes, (cache / md5[:2]).glob(md5[2:])),
     ]
-    old = next((each for each in kept if hashlib.md5(each).hexdigest() == md5), None)
-    if old is None:
+    new, old = path.read_bytes(), [each for each in kept if hashlib.md5(each).hexdigest() == md5]
+    if not old:
         return NOT_AT_HAND
     try:
-        before, after = numbers(path, old), numbers(path, new)
-    except Exception:  # noqa: BLE001 - whatever a library raises of a damaged file
-        before = after = {}
-    if not before:
-        return f"{len(old)} -> {len(new)} bytes"
-    shared = [name for name in before if name in after and before[name].shape == after[name].shape]
-    far = {name: float(np.abs(after[name] - before[name]).max(initial=0)) for name in shared}
-    worst = max(far, key=lambda name: far[name], default="")
-    other = len(before.keys() | after.keys()) - len(shared)
-    also = f"; {other} are in one of both, or of another shape" if other else ""
-    return f"differs by {far.get(worst, 0):.2g} at most, in {worst}{also}"
+        before, after = numbers(path, old[0]), numbers(path, new)
+        far = {
+            name: float(np.abs(after[name] - before[name]).max(initial=0))
+            for name in before | after
+        }
+        worst = max(far, key=lambda name: far[name])
+    except Exception:  # noqa: BLE001 - of a damaged file, or one without the same numbers
+        return f"{len(old[0])} -> {len(new)} bytes"
+    return f"differs by {far[worst]:.2g} at most, in {worst}"
 
 
-def numbers(path: Path, data: bytes) -> Mapping[str, np.ndarray]:
-    """Return the numbers of a file's content by name; none for a format without names."""
-    found = READERS[path.suffix](data) if path.suffix in READERS else {}
-    return {str(name): np.nan_to_num(np.asarray(value, float)) for name, value in found.items()}
+def numbers(path: Path, data: bytes) -> dict[str, np.ndarray]:
+    """Return the numbers of a file's content by name; KeyError for a format without names."""
+    return {
+        str(name): np.nan_to_num(np.asarray(value, float))
+        for name, value in READERS[path.suffix](data).items()
+    }
 
 
 if __name__ == "__main__":
