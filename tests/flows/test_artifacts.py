@@ -7,18 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flows import artifacts
-from flows.artifacts import (
-    GRID_PIXELS,
-    curve_image,
-    image_grid,
-    read_records,
-    results,
-    reward_curve,
-)
-from g2rpo_core.distributed import checkpoint
-from g2rpo_core.tracking import display
-from g2rpo_core.training import loop
+from flows.artifacts import GRID_PIXELS, image_grid, results, reward_curve
 from tests.conftest import ROOT
 
 
@@ -77,37 +66,3 @@ def test_what_is_not_there_is_left_out(tmp_path):
         reward_curve(tmp_path, ["g2rpo-1"]),
         image_grid(tmp_path, ["g2rpo-1"]),
     ) == ([], None, None)
-
-
-def test_the_live_view_looks_where_training_writes():
-    assert (
-        artifacts.RESUME == checkpoint.ROOT / "train"
-        and artifacts.LIVE == display.LIVE
-        and artifacts.RECORDS.endswith(loop.CURVE)
-    )
-
-
-def test_a_half_written_record_is_left_for_the_next_look(tmp_path):
-    (tmp_path / "records.jsonl").write_text('{"iteration": 0}\n{"iteration": 1}\n{"iter')
-    assert [record["iteration"] for record in read_records(tmp_path / "records.jsonl")] == [0, 1]
-    assert read_records(tmp_path / "gone.jsonl") == []
-
-
-def test_the_curve_so_far_has_training_and_held_out_rewards():
-    records = [
-        {
-            "iteration": i,
-            "reward_hps": i / 10,
-            "reward_std_hps": 1.0,
-            **({"heldout_hps": 0.2} if i % 2 == 0 else {}),
-        }
-        for i in range(5)
-    ]
-    both, one = (
-        pixels(curve_image({"g2rpo-1": records}, prefixes))
-        for prefixes in (("reward_", "heldout_"), ("reward_",))
-    )
-    assert both.std() > 5 and one.std() > 5 and not np.array_equal(both, one)
-    unknown = [{"iteration": 5, "reward_hps": float("nan")}]
-    assert np.array_equal(pixels(curve_image({"g2rpo-1": records + unknown}, ("reward_",))), one)
-    assert curve_image({"g2rpo-1": [{"iteration": 0}]}, ("reward_",)) is None

@@ -5,7 +5,6 @@ from unittest.mock import patch
 
 import pytest
 
-from flows.server import find_server
 from tests.fixtures.commands import run_module
 from tests.flows.conftest import Served, running
 from tests.flows.tiny import environment
@@ -33,10 +32,3 @@ def test_a_server_without_a_key_that_others_reach_is_refused(tmp_path):
         told = refused(PREFECT_API_URL=served.api)
     assert "this server asks for no key, and other machines can reach it" in told
     assert "PREFECT_API_AUTH_STRING" in told and told.count("\n") == 1
-
-
-def test_a_server_with_a_key_is_taken(served, monkeypatch, capsys):
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    with temporary_settings({PREFECT_API_URL: served.api}):
-        assert find_server() == served.api and capsys.readouterr().err == ""

@@ -157,25 +157,6 @@ def test_what_is_not_as_published_is_named(hub, changes, message):
     assert hub.ranges == []
 
 
-def test_a_download_that_keeps_breaking_can_be_taken_up_later(hub, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    hub.cuts["vae/model.safetensors"] = [50_000] + [0] * 5
-    assert "run again; complete files are kept" in refusal(models(), TransientError)
-    hub.ranges.clear()
-    fetch(models())
-    assert [path for path, _ in hub.ranges if path != "scorer.pt"] == ["vae/model.safetensors"]
-
-
-def test_xet_storage_that_fails_may_work_later_or_is_left_out(hub, monkeypatch):
-    """hf_xet raises a bare RuntimeError."""
-    hub.xet_status = 403
-    said = refusal(models(), TransientError)
-    assert "403" in said and "run again, or with HF_HUB_DISABLE_XET=1" in said
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    fetch(models())
-
-
 @pytest.mark.parametrize("hub_is", ["away", "a page", "without a commit"])
 def test_a_hub_that_does_not_answer_may_answer_later(hub, monkeypatch, hub_is):
     """A page is what a captive portal or a proxy answers."""

@@ -9,7 +9,6 @@ from g2rpo_core.foundation.errors import UserError
 from pipeline import reproduce, runner
 from pipeline.graph import chosen, read_graph
 from pipeline.process import GRACE
-from studies.__main__ import write_project
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.errors import refused
@@ -59,15 +58,6 @@ def test_the_projects_own_graph_makes_a_task_for_every_stage_and_run():
         if name.startswith(("train@", "evaluate", "embed"))
     )
     assert stages["models"].meta.retries > 0 and not stages[f"train@{run}"].meta.retries
-
-
-def test_a_study_is_read_as_a_graph_of_its_own():
-    write_project(Path("studies/compare"))
-    stages = read_graph(Path("studies/compare"))
-    assert len([name for name in stages if name.startswith("train@")]) == 48
-    assert stages["report"].project == Path("studies/compare")
-    # models and embeddings are the main project's
-    assert set(stages["train@g2rpo-1"].needs) == {"profile"}
 
 
 def test_targets_bring_what_they_need():

@@ -14,7 +14,7 @@ from g2rpo_core.config import load_profile
 from stages import embed, evaluate, prompts, report, train
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here, run_module
-from tests.fixtures.killed import HYBRID, LORA, WHOLE
+from tests.fixtures.killed import HYBRID, WHOLE
 from tests.fixtures.weights import randomize
 
 pytestmark = pytest.mark.pipeline
@@ -129,26 +129,15 @@ def test_an_exported_lora_has_the_strength_that_it_was_trained_at(trained):
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def ends(sd3_models, sd3_embeddings_folder, tmp_path_factory):
-    """What the first process of each run ends with, by what is trained and the processes."""
-    folder = tmp_path_factory.mktemp("processes")
-    (folder / "models").symlink_to(sd3_models)
-    (folder / "embeddings").symlink_to(sd3_embeddings_folder)
-    runs = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4), (LORA, 1), (LORA, 2)]
-    words = (f"{mode}-{size}" for mode, size in runs)
-    done = run_module("tests.fixtures.killed", folder, *words, OMP_NUM_THREADS="1")
+def test_replicas_of_sharded_weights_and_their_table_of_positions_compute_the_same(
+    sd3_models, sd3_embeddings_folder, tmp_path
+):
+    (tmp_path / "models").symlink_to(sd3_models)
+    (tmp_path / "embeddings").symlink_to(sd3_embeddings_folder)
+    runs = (f"{WHOLE}-1", f"{HYBRID}-4")
+    done = run_module("tests.fixtures.killed", tmp_path, *runs, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-2000:]
-    return {
-        (mode, size): torch.load(folder / f"end-{mode}-{size}-0.pt", weights_only=True)
-        for mode, size in runs
-    }
-
-
-@pytest.mark.parametrize("mode, size", [(WHOLE, 2), (HYBRID, 4), (LORA, 2)])
-def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
-    """Sharded, with a replica whose table of positions is a copy, and with an adapter alone."""
-    alone, many = ends[LORA if mode == LORA else WHOLE, 1], ends[mode, size]
+    alone, many = (torch.load(tmp_path / f"end-{run}-0.pt", weights_only=True) for run in runs)
     for record, other in zip(alone["records"], many["records"], strict=True):
         for key in record.keys() - {"seconds", "old_policy_ratio_error", "clip_ratio"}:
             assert other[key] == pytest.approx(record[key], rel=1e-3, abs=2e-6), key

@@ -5,7 +5,6 @@ import sys
 
 import pandas as pd
 import pytest
-import torch
 
 from g2rpo_core.data.embeddings import EmbeddingStore
 from g2rpo_core.data.prompts import Prompt, write_prompts
@@ -54,34 +53,6 @@ def test_long_prompts_of_a_file_and_a_set_of_nothing_else_are_refused(
         encode(prompts, data_set)
     said = capsys.readouterr().err.splitlines()[-1]  # after a library's progress bar
     assert ended.value.code == 1 and said.startswith("error: prompt long has 28 tokens")
-
-
-@pytest.mark.pipeline
-def test_prompts_encoded_online_have_the_encodings_that_would_be_stored(encode, models, tmp_path):
-    prompts = [
-        Prompt(str(number), f"a {color} circle", "")
-        for number, color in enumerate(("red", "blue", "green"))
-    ]
-    for profile in ("tiny", "online"):
-        encode(prompts, True, profile)
-    stored, online = (
-        EmbeddingStore(tmp_path / "embeddings" / profile / "train")
-        for profile in ("tiny", "online")
-    )
-    assert stored.prompts == online.prompts == prompts
-    with pytest.raises(ValueError, match="train holds no encodings: call load_encoders first"):
-        online.conditioning([0])
-    for store in (stored, online):  # where nothing is encoded online there is nothing to load
-        store.load_encoders(models / "pipeline", torch.device("cpu"))
-    for name, expected in stored.conditioning([2, 0]).tensors.items():
-        torch.testing.assert_close(
-            online.conditioning([2, 0]).tensors[name], expected, rtol=0, atol=1e-6
-        )
-    of_test = [
-        tmp_path / "embeddings" / profile / "test" / "part-00000.parquet"
-        for profile in ("tiny", "online")
-    ]
-    assert of_test[0].read_bytes() == of_test[1].read_bytes()
 
 
 @pytest.mark.pipeline

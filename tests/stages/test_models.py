@@ -2,8 +2,6 @@
 
 import importlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 from ruamel.yaml import YAML
@@ -61,27 +59,6 @@ def test_a_folder_whose_renewal_was_killed_is_put_back(tmp_path):
     with renewed(tmp_path / "tiny", LOCK) as made:
         (made / LOCK).write_text("new")
     assert (tmp_path / "tiny" / LOCK).read_text() == "new" and not (tmp_path / ".tiny.old").exists()
-
-
-@pytest.mark.pipeline
-def test_a_second_start_of_a_living_stage_is_refused(folder):
-    (folder / "models" / "tiny").mkdir(parents=True)
-    (folder / "models" / "tiny" / "made").write_text("")
-    command = [sys.executable, "-c", HOLDER, "models", "tiny"]
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=folder, env={"PYTHONPATH": str(ROOT)}
-    )
-    try:
-        assert child.stdout.readline() == "held\n"
-        done = start("models", folder, "tiny")
-        assert (
-            done.returncode == 1
-            and f"error: models of tiny is already running (process {child.pid} on " in done.stderr
-        )
-        assert (folder / "models" / "tiny" / "made").exists()
-    finally:
-        child.kill()
-        child.wait()
 
 
 @pytest.mark.pipeline
