@@ -17,7 +17,7 @@ from g2rpo_core.architectures.table import (
     read_architecture,
     read_shape,
 )
-from g2rpo_core.config import Profile, load_profile, load_run, profile_path, resolve, section_of
+from g2rpo_core.config import Profile, load_profile, load_run, profile_path, section_of
 from g2rpo_core.data.choice import Chosen, all_prompts, chosen_prompts
 from g2rpo_core.data.embeddings import check_lengths
 from g2rpo_core.data.prompts import load_prompts
@@ -80,8 +80,6 @@ def complaints() -> Iterator[str]:
     if profile:
         yield from _unscored_prompts(name, profile)
         yield from _machine_problems(name, profile)
-    else:
-        yield from _reward_problems(path)
 
 
 def _profile_named() -> str | None:
@@ -178,16 +176,6 @@ def _unscored_prompts(name: str, profile: Profile) -> Iterator[str]:
                     f"{len(without)} of {len(prompts)} prompts, "
                     f"such as {text[:80]!r}: {problem}"
                 )
-
-
-def _reward_problems(path: Path) -> Iterator[str]:
-    """Yield problems of the user's own rewards; other sections of the profile may be wrong."""
-    resolved, _ = attempt(lambda: resolve(path))
-    section = resolved.data.get("rewards") if resolved else None
-    section = section if isinstance(section, dict) else {}
-    for reward, entry in section.items():
-        if isinstance(entry, dict):
-            yield from attempt(partial(registry.check, reward, section), (UserError, ValueError))[1]
 
 
 def _tokenizer(name: str):
