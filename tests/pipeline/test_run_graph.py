@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from g2rpo_core.foundation.errors import UserError
 from pipeline import reproduce, runner
-from pipeline.graph import chosen, read_graph
+from pipeline.graph import read_graph
 from pipeline.process import GRACE
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
@@ -23,8 +22,7 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graph")
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, folder / name)
-    for name in ("profiles", "studies"):
-        shutil.copytree(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "profiles", folder / "profiles")
     (folder / ".dvc").mkdir()
     shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc" / "config")
     git(folder, "init", "--quiet")
@@ -58,23 +56,6 @@ def test_the_projects_own_graph_makes_a_task_for_every_stage_and_run():
         if name.startswith(("train@", "evaluate", "embed"))
     )
     assert stages["models"].meta.retries > 0 and not stages[f"train@{run}"].meta.retries
-
-
-def test_targets_bring_what_they_need():
-    stages = read_graph()
-    run = f"{RUN['methods'][0]}-{RUN['seeds'][0]}"
-    assert set(chosen(stages, [f"train@{run}"])) == {
-        "code",
-        "profile",
-        "models",
-        "prompts",
-        "embed",
-        "published",
-        f"train@{run}",
-    }
-    assert set(chosen(stages, [])) == set(stages)
-    with pytest.raises(UserError, match="no stage 'trian'; there are .*train, evaluate"):
-        chosen(stages, ["trian"])
 
 
 def test_an_unknown_key_of_a_stage_is_told_in_one_line(project):

@@ -79,7 +79,6 @@ def evaluated(models, tmp_path_factory) -> Path:
     made(folder, profile)
     for method, seed in (("base", 0), *(run.rsplit("-", 1) for run in RUNS)):
         made(folder, evaluate, "--method", method, "--seed", seed)
-    (folder / "reports" / "models.json").write_text("{}")
     made(folder, report)
     return folder
 
