@@ -1,7 +1,11 @@
 """Prefect flows over DVC's graph, the only graph and cache; `dvc repro` works without them."""
 
 import os
+import sys
+from importlib.util import find_spec
 
+if not find_spec("prefect"):
+    sys.exit("error: prefect is not installed: pip install 'g2rpo[flows]'")
 for _name, _value in {
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",

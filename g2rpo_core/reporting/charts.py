@@ -234,25 +234,6 @@ def _points(
     ]
 
 
-def lines(points: Sequence[Mapping]) -> dict:
-    """Draw values against iterations, one panel per reward.
-
-    points: `line` (a name in the legend), `reward`, `iteration`, `value`.
-    """
-    x = alt.X("iteration:Q", axis=alt.Axis(tickCount=5))
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
-    color = alt.Color("line:N", title=None, legend=alt.Legend(labelLimit=300))
-    panels = alt.Column(
-        "reward:N", title=None, sort=list(dict.fromkeys(point["reward"] for point in points))
-    )
-    chart = (
-        alt.Chart(alt.Data(values=list(points)))
-        .mark_line()
-        .encode(x=x, y=y, color=color, column=panels)
-    )
-    return _spec(chart.properties(width=WIDTH, height=HEIGHT).resolve_scale(y="independent"))
-
-
 def _spec(chart: alt.Chart) -> dict:
     """Return the chart's Vega-Lite specification as JSON values, deterministically."""
     return json.loads(
@@ -278,12 +259,6 @@ def svg(spec: dict | None) -> str:
         return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>\n'
     with _bundled_fonts():
         return vl_convert.vegalite_to_svg(spec, vl_version=VERSION)
-
-
-def png(spec: dict) -> bytes:
-    """Draw the chart as a PNG on white."""
-    with _bundled_fonts():
-        return vl_convert.vegalite_to_png(spec | {"background": "white"}, vl_version=VERSION)
 
 
 @contextmanager
