@@ -135,6 +135,15 @@ def test_gradients_are_those_of_the_published_formula(name, published):
     torch.testing.assert_close(gradient(name, V, OLD), written_out(published, V))
 
 
+def test_recorded_are_the_distances_to_image_old_policy_and_base():
+    batch = noised(A, OLD)
+    losses = of_run(METHODS["diffusion_nft"].objective).losses(lambda *_: V, lambda *_: BASE, batch)
+    of = {"velocity_error": batch.noise - batch.clean, "old_deviation": OLD, "kl": BASE}
+    distances = {name: mean((V - other) ** 2).sum().item() for name, other in of.items()}
+    recorded = {name: losses.sums[name].item() for name in of}
+    assert recorded == pytest.approx(distances)
+
+
 def test_on_its_own_policy_nfts_gradient_knows_the_advantages_its_value_not():
     of = lambda a: branches(V, V, noised(A).target, noised(A).sigma, a, 1.0)
     torch.testing.assert_close(of(A), of(-A))

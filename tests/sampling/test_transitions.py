@@ -148,6 +148,17 @@ def test_second_order_steps_converge_faster_than_euler():
     assert errors["dpm2"][1] < errors["euler"][1] / 5
 
 
+def test_second_order_steps_take_the_prediction_in_the_middle_of_the_log_snr():
+    """Exact where predictions are linear in it (arXiv 2211.01095, Algorithm 2)."""
+    sigmas, x = (0.8, 0.65, 0.3), torch.tensor([1.5])
+    log_snr = [math.log((1 - sigma) / sigma) for sigma in sigmas]
+    x0 = lambda at: torch.tensor([0.4 - 0.3 * at])
+    kept = sigmas[2] / sigmas[1]
+    middle = x0((log_snr[1] + log_snr[2]) / 2)
+    stepped = dpm2(x, x0(log_snr[1]), x0(log_snr[0]), sigmas)
+    torch.testing.assert_close(stepped, kept * x + (1 - kept) * middle)
+
+
 def test_every_shift_begins_at_one():
     """Where a second-order step would else take the logarithm of a number beside it."""
     shifts = [number / 100 for number in range(1, 500)]
