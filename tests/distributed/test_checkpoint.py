@@ -1,10 +1,13 @@
 """Checkpoints: another number of processes goes on, and damage is said."""
 
+import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -343,3 +346,73 @@ def test_a_launcher_that_kills_before_the_grace_is_over_is_refused(monkeypatch):
         "g2rpo_core.distributed.process_group.die_with_parent", lambda *launcher: None
     )
     assert join_processes(1, None, 120.0)[0] == ALONE
+
+
+def test_a_checkpoint_that_torch_refuses_is_refused_in_one_line(tmp_path):
+    """Torch's exception is no Exception, and its text a traceback of every process."""
+    path = written(tmp_path, [3])
+    (path / "__0_0.distcp").write_bytes(b"")
+    with refused("iteration-000003: cannot be read: it is damaged"):
+        checkpoint.load_state(path, state(0.0))
+
+
+def test_a_checkout_that_is_mounted_elsewhere_resumes(here):
+    """An input is named by its folder: whatever is above that may be mounted elsewhere."""
+    file = here / "models" / "tiny" / "models.lock.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("1")
+    first = checkpoint.scratch("train", "run", {}, [file, file.parent])
+    elsewhere = here / "mounted" / "models" / "tiny"
+    shutil.copytree(file.parent, elsewhere)
+    assert checkpoint.scratch("train", "run", {}, [elsewhere / file.name, elsewhere]) == first
+
+
+def test_a_file_that_may_still_be_written_is_not_remembered(here):
+    (here / "part").write_bytes(bytes(identity.LARGE + 1))
+    checkpoint.scratch("train", "run", {}, [here / "part"])
+    assert not identity.HASHES.exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_output_that_is_a_symlink_to_another_disk_gets_the_new_one(tmp_path, there):
+    """The link stays, and nothing of the old output does."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "new").write_text("new")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
+        assert Path(disk).stat().st_dev != tmp_path.stat().st_dev
+        (tmp_path / "there").symlink_to(Path(disk, "there"))
+        if there:
+            Path(disk, "there").mkdir()
+            Path(disk, "there", "old").write_text("old")
+        checkpoint.publish(tmp_path / "out", tmp_path / "there")
+        assert (tmp_path / "there").is_symlink() and [
+            path.name for path in (tmp_path / "there").iterdir()
+        ] == ["new"]
+        assert [path.name for path in Path(disk).iterdir()] == ["there"]
+
+
+def test_an_output_that_cannot_be_replaced_keeps_what_it_has(tmp_path, monkeypatch):
+    """Nothing of the new one is put into the old one."""
+    for name in ("out", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("")
+
+    def refuse(path, target):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with refused(r"there: cannot be replaced \(Device or resource busy\): remove it"):
+        checkpoint.publish(tmp_path / "out", tmp_path / "there")
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["there"] and (
+        tmp_path / "out" / "out"
+    ).exists()
+
+
+def test_a_disk_without_locks_is_warned_of_and_used(here, monkeypatch, capsys):
+    def flock(handle, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    checkpoint.claim("train", "tiny/g2rpo-1")
+    said = capsys.readouterr().err
+    assert said.startswith("warning: the disk of ") and "(flock)" in said and said.count("\n") == 1

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.rewards.registry import settings_of
+from g2rpo_core.rewards.scoring import check_missing, score_table
 from g2rpo_core.rewards.unified_reward import (
     TEMPLATES,
     parse,
@@ -13,6 +15,7 @@ from g2rpo_core.rewards.unified_reward import (
     unified_reward,
 )
 from tests.fixtures.chat_server import completion, serve
+from tests.fixtures.errors import refused
 
 PROMPTS = [f"a red circle {number}" for number in range(6)]
 IMAGES = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -120,3 +123,20 @@ def test_a_bad_answer_is_missing_with_its_text_and_asked_for_once(reply, reason)
     with serve(lambda request: reply) as served:
         scores, reasons = reward_of(served).score_with_reasons(IMAGES[:1], PROMPTS[:1])
     assert scores.isnan().all() and reason in reasons[0] and len(served.requests) == 1
+
+
+def test_results_keep_the_reason_and_a_run_stops_over_the_set_share():
+    prompts = [
+        Prompt(id=str(number), text=text, style="one") for number, text in enumerate(PROMPTS)
+    ]
+    with serve(
+        lambda request: completion("no idea") if number_of(request) < 2 else good(request)
+    ) as served:
+        table = score_table({"unified_reward": reward_of(served)}, prompts, IMAGES)
+    assert table.score.isna().tolist() == [True] * 2 + [False] * 4
+    assert (
+        table.reason.isna().tolist() == [False] * 2 + [True] * 4 and "'no idea'" in table.reason[0]
+    )
+    check_missing("unified_reward", 2, 40, 0.05)
+    with refused("2 of 39 .* are missing, more than .*.max_missing = 0.05 allows; .* no idea"):
+        check_missing("unified_reward", 2, 39, 0.05, "no idea")
