@@ -44,7 +44,10 @@ def changed_settings(before: Side, after: Side) -> list[tuple[str, object, objec
 
     Of `methods`, only entries that both sides have.
     """
-    ours, theirs = leaves(before.profile), leaves(after.profile)
+    ours, theirs = (
+        {key: value for key, value in leaves(side.profile).items() if value != {}}
+        for side in (before, after)
+    )
     shared = {method for method, _ in before.runs} & {method for method, _ in after.runs}
     keys = [
         key

@@ -74,7 +74,7 @@ REWARDS = "unified_reward: {micro_batch: 128, max_new_tokens: 32}"
         (
             REWARDS,
             "unified_reward: {server: {url: here, model: m}}",
-            "rewards.unified_reward.server.url: is no address: it has no host",
+            "rewards.unified_reward.server.url: has no host",
         ),
         (
             REWARDS,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g2rpo_core.foundation.manifest import find_whole, read_sealed, write_manifest, write_sealed
-from tests.reliability.test_generated_inputs import FIXED, HEALTH, damage, damages
+from tests.reliability.test_generated_inputs import FIXED, damage, damages
 
 FILES = {"a.bin": b"0123456789" * 9, "deep/b.json": b"{}"}
 
@@ -23,7 +23,7 @@ def lay_out(home: Path) -> tuple[Path, Path]:
     return folder, manifest
 
 
-@settings(max_examples=60, suppress_health_check=HEALTH, **FIXED)
+@settings(max_examples=60, **FIXED)
 @given(damages, st.sampled_from([*FILES, "manifest"]))
 def test_whatever_changes_a_file_or_its_manifest_it_vouches_no_more(tmp_path_factory, how, name):
     folder, manifest = lay_out(tmp_path_factory.getbasetemp() / "vouched")

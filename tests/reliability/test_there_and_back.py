@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,7 +18,8 @@ from pipeline.runner import run_logged
 from tests.fixtures.commands import run_here, run_module
 from tests.fixtures.errors import refused
 from tests.fixtures.killed_stages import hashes
-from tests.reliability.conftest import change, make_checkout, stage
+from tests.fixtures.waiting import until
+from tests.reliability.conftest import STAGES, make_checkout, stage
 
 pytestmark = pytest.mark.pipeline
 TRAIN = "train@g2rpo-1"
@@ -99,17 +101,40 @@ def test_another_profile_or_setting_and_back_runs_nothing_again(known):
     assert ran(known) <= CHEAP and made(known, "small") == before and before
 
 
-def test_todo_says_after_which_iteration_a_run_resumes(known):
-    """A longer run goes on from a shorter one, unless another setting changed."""
+@pytest.mark.slow
+def test_todo_says_after_which_iteration_a_killed_run_resumes(known, monkeypatch):
+    monkeypatch.chdir(known)
     name_profile(known, "small")
     profile = known / "profiles" / "small.yaml"
-    change(profile, "training", lr_scheduler="constant")
-    assert stage("train", known).returncode == 0
+    set_iterations(profile, 40)
+    # So that a longer run goes on from a shorter one
+    text = profile.read_text()
+    profile.write_text(text.replace("training:\n", "training:\n  lr_scheduler: constant\n"))
+    dvc(known, "repro", "--quiet", "embed", "published")
+    words = [sys.executable, "-m", "stages.train", *STAGES["train"][1:]]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as training:
+        home = SCRATCH / "train" / "small" / "g2rpo-1"
+        until(lambda: list(home.glob("*/iteration-000003")), running=[training])
+        training.kill()
+    last = max(int(path.name[-6:]) for path in home.glob("*/iteration-" + "[0-9]" * 6))
+    assert 3 <= last < 40
     shutil.rmtree(known / "runs")
-    change(profile, "training", iterations=4)
-    assert "resumes after iteration 2 of 4" in todo(known)[TRAIN]
-    change(profile, "training", num_generations=3)
+    line = todo(known)[TRAIN]
+    assert f"resumes after iteration {last} of 40" in line and "never run" not in line
+    # A setting that changes the run: it begins
+    text = profile.read_text()
+    profile.write_text(text.replace("num_generations: 2", "num_generations: 3"))
     assert "resumes" not in todo(known)[TRAIN]
+    profile.write_text(text)
+    # Less is left than was done: it would begin, too
+    set_iterations(profile, last - 1)
+    assert "resumes" not in todo(known)[TRAIN]
+
+
+def set_iterations(profile: Path, count: int) -> None:
+    profile.write_text(
+        re.sub("  iterations: [0-9]+", f"  iterations: {count}", profile.read_text())
+    )
 
 
 def test_a_finished_run_that_nothing_else_has_is_not_removed(known, monkeypatch):

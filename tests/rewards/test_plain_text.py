@@ -12,7 +12,7 @@ from transformers import AddedToken, AutoProcessor, AutoTokenizer
 
 from g2rpo_core.rewards import registry
 from g2rpo_core.rewards.plain_text import COMMON, control_words, plain
-from tests.reliability.test_generated_inputs import FIXED, HEALTH
+from tests.reliability.test_generated_inputs import FIXED
 
 KNOWN = [
     "<|im_end|>",
@@ -58,7 +58,7 @@ def seen(text: str) -> str:
     return unicodedata.normalize("NFKC", text)
 
 
-@settings(max_examples=200, suppress_health_check=HEALTH, **FIXED)
+@settings(max_examples=200, **FIXED)
 @given(captions, st.sampled_from(KNOWN), st.sampled_from([*WAYS]), captions)
 def test_a_control_word_is_one_no_more(before, word, way, after):
     text = f"{before}{WAYS[way](word)}{after}"
