@@ -43,24 +43,19 @@ def clone(tmp_path_factory) -> Path:
     """A clone with the report of profile `tiny`, which takes seconds here, committed."""
     folder = fresh_clone(tmp_path_factory.mktemp("clone"))
     (folder / ".venv").symlink_to(ROOT / ".venv")
-    profiles = folder / "profiles"
-    (profiles / "tiny.yaml").rename(profiles / "whole.yaml")
-    fits = ("vae", "flux", "clip_score", "hps", "pickscore", "image_reward")
-    training = {"iterations": 2, "num_generations": 2}
-    profile = {
-        "extends": "whole",
-        # Four steps teach nobody to answer in the words of a template
-        "models": {"images": 64, "unified_reward": None} | dict.fromkeys(fits, FIT),
-        "prompts": {"train_count": 8, "test_count": 6},
-        "training": training | {"monitor": {"every": 1, "prompts": 2}},
-        "methods": {"dance_grpo": {"training": {"iterations": 2}}},
-        "evaluation": {
-            "steps": [2],
-            "diversity": None,
-            "rewards": ["hps", "clip_score", "pickscore", "image_reward", "verifier"],
-        },
-    }
-    YAML().dump(profile, profiles / "tiny.yaml")
+    yaml, file = YAML(typ="safe", pure=True), folder / "profiles" / "tiny.yaml"
+    profile = yaml.load(file)
+    fits = [name for name, value in profile["models"].items() if isinstance(value, dict)]
+    profile["models"] |= {"images": 64} | dict.fromkeys(fits, FIT)
+    # Four steps teach nobody to answer in the words of a template
+    del profile["models"]["unified_reward"], profile["rewards"]["unified_reward"]
+    profile["evaluation"]["rewards"].remove("unified_reward")
+    profile["evaluation"] |= {"steps": [2], "diversity": None}
+    profile["prompts"] |= {"train_count": 8, "test_count": 6}
+    profile["training"] |= {"iterations": 2, "num_generations": 2}
+    profile["training"]["monitor"] |= {"every": 1, "prompts": 2}
+    profile["methods"]["dance_grpo"]["training"] = {"iterations": 2}
+    yaml.dump(profile, file)
     (folder / "dvc.lock").unlink()
     done = run("python -m pipeline.reproduce", folder)
     assert done.returncode == 0, done.stderr[-2000:]
