@@ -67,15 +67,19 @@ def importing(*unused: str) -> Iterator[None]:
     They are removed afterwards, because other libraries check whether, say, `datasets` is
     installed. The packages' warnings are hidden; they turn all others off, and every log on.
     """
-    level, absent = logging.root.level, [name for name in unused if name not in sys.modules]
+    level, handlers = logging.root.level, [*logging.root.handlers]
+    absent = [name for name in unused if name not in sys.modules]
     for name in absent:
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update(__path__=[], __file__=None, __getattr__=lambda name: object)
-    with warnings.catch_warnings(action="ignore"):
-        yield
-    logging.root.setLevel(level)
-    for name in absent:
-        del sys.modules[name]
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.root.setLevel(level)
+        logging.root.handlers[:] = handlers
+        for name in absent:
+            del sys.modules[name]
 
 
 @importing("clint", "clint.textui", "turtle")
