@@ -67,8 +67,7 @@ def importing(*unused: str) -> Iterator[None]:
     They are removed afterwards, because other libraries check whether, say, `datasets` is
     installed. The packages' warnings are hidden; they turn all others off, and every log on.
     """
-    level, handlers = logging.root.level, [*logging.root.handlers]
-    absent = [name for name in unused if name not in sys.modules]
+    level, absent = logging.root.level, [name for name in unused if name not in sys.modules]
     for name in absent:
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update(__path__=[], __file__=None, __getattr__=lambda name: object)
@@ -77,7 +76,6 @@ def importing(*unused: str) -> Iterator[None]:
             yield
     finally:
         logging.root.setLevel(level)
-        logging.root.handlers[:] = handlers
         for name in absent:
             del sys.modules[name]
 
@@ -117,8 +115,7 @@ def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
 
 def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
     """Load ImageReward.score, asked about one image at a time."""
-    (file,) = folder.glob("ImageReward.*")
-    weights = read_weights(file)
+    weights = read_weights(*folder.glob("ImageReward.*"))
     model = image_reward_model(
         folder / "med_config.json",
         transformers.AutoTokenizer.from_pretrained(tokenizer),
