@@ -12,7 +12,6 @@ from g2rpo_core.foundation.files import write_json
 from g2rpo_core.foundation.runs import start_of
 from g2rpo_core.hub.download import REVISIONS, fetch
 from g2rpo_core.hub.model_store import ModelStore, write_lock
-from g2rpo_core.weights.stored import check_fits, choose
 from stages import allow_hub
 from stages.entry import arguments, ends_in_one_line, sections
 from stages.paths import renewed
@@ -34,6 +33,8 @@ def main() -> None:
         wanted += [
             (name, start_of(root, method)) for method, name in starts.items() if name is not None
         ]
+        if wanted:  # late: its packages take seconds to import, and mostly nothing is wanted
+            from g2rpo_core.weights.stored import check_fits, choose
         for name, place in wanted:
             model = settings.published[name]
             folder, entry = fetch(f"published.{name}", model, REVISIONS / "published.json", place)

@@ -52,6 +52,7 @@ from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings, TowerSize
 from g2rpo_core.tiny_models.unified_reward import TEMPLATE, train_vlm
 
 CPU = torch.device("cpu")
+SCENES = 6144  # of a scorer's training
 PIPELINE = "pipeline"  # the base model, among the names of scorers
 
 
@@ -61,6 +62,8 @@ class Scorer(NamedTuple):
     task: Task
     fit: FitSettings
     seed: int
+    scenes: int
+    """To train on."""
     size: TowerSize
     """Of CLIP's image tower."""
     device: torch.device
@@ -177,16 +180,17 @@ def build_scorer(root: Path, settings: BuiltModels, name: str) -> dict:
         task,
         fit,
         seed_of(name, settings.seed) % 2**32,
+        min(SCENES, settings.images),
         settings.sizes.scorers,
         fit_device(settings),
     )
     scorer, quality = BUILDERS[name](root, how)
-    return {name: quality | scorer_quality(scorer, task)}
+    return {name: quality | scorer_quality(scorer, task, min(512, settings.images))}
 
 
 def _hps(root: Path, how: Scorer) -> tuple[Callable, dict]:
     model, quality = train_towers(
-        open_clip_towers, *how[:3], "hps", how.size, how.device, preferences=True
+        open_clip_towers, *how[:4], "hps", how.size, how.device, preferences=True
     )
     save_hps(model, how.task, how.size, root / "hps")
     return hps(root / "hps", CPU, HPS_ARCHITECTURE), quality
@@ -194,7 +198,7 @@ def _hps(root: Path, how: Scorer) -> tuple[Callable, dict]:
 
 def _clip_score(root: Path, how: Scorer) -> tuple[Callable, dict]:
     model, quality = train_towers(
-        open_clip_towers, *how[:3], "clip score", how.size, how.device, preferences=False
+        open_clip_towers, *how[:4], "clip score", how.size, how.device, preferences=False
     )
     save_clip_score(model, how.task, how.size, root / "clip_score")
     return clip_score(root / "clip_score", CPU), quality
@@ -202,7 +206,7 @@ def _clip_score(root: Path, how: Scorer) -> tuple[Callable, dict]:
 
 def _pickscore(root: Path, how: Scorer) -> tuple[Callable, dict]:
     model, quality = train_towers(
-        transformers_towers, *how[:3], "pickscore", how.size, how.device, preferences=True
+        transformers_towers, *how[:4], "pickscore", how.size, how.device, preferences=True
     )
     model.save_pretrained(root / "pickscore")
     save_pickscore_processor(how.task, root / "pickscore_processor")
@@ -210,13 +214,13 @@ def _pickscore(root: Path, how: Scorer) -> tuple[Callable, dict]:
 
 
 def _image_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    model, quality = train_image_reward(*how[:3])
+    model, quality = train_image_reward(*how[:4])
     save_image_reward(model, how.task, root / "image_reward", root / "image_reward_tokenizer")
     return image_reward(root / "image_reward", root / "image_reward_tokenizer", CPU), quality
 
 
 def _unified_reward(root: Path, how: Scorer) -> tuple[Callable, dict]:
-    vlm, processor, quality = train_vlm(*how[:3])
+    vlm, processor, quality = train_vlm(*how[:4])
     for part in (vlm, processor):
         part.save_pretrained(root / "unified_reward")
     answers = UnifiedRewardSettings(template=TEMPLATE, micro_batch=128, max_new_tokens=32)

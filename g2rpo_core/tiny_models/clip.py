@@ -170,13 +170,14 @@ def train_towers(
     task: Task,
     settings: FitSettings,
     seed: int,
+    scenes: int,
     label: str,
     size: TowerSize,
     device: torch.device,
     *,
     preferences: bool,
 ) -> tuple[torch.nn.Module, dict]:
-    """Train a tiny CLIP by contrastive learning, with hard negatives.
+    """Train a tiny CLIP by contrastive learning on `scenes` scenes, with hard negatives.
 
     Every scene is in one batch with a neighbour that differs in one attribute. preferences: add the
     loss of HPS-v2.1 and PickScore: of two images for one caption, the softmax of the scaled cosines
@@ -187,7 +188,7 @@ def train_towers(
     torch.manual_seed(seed)
     model, tokenize, encode_text, encode_image = make(task, size)
     model.to(device)
-    captions, images, other_captions, other_images = pairs(task, 6144, seed, testing=False)
+    captions, images, other_captions, other_images = pairs(task, scenes, seed, testing=False)
     texts, other_texts = tokenize(captions + other_captions).to(device).chunk(2)
     images, other_images = images.to(device), other_images.to(device)
     generator = torch.Generator(device).manual_seed(seed)
@@ -230,8 +231,8 @@ def contrastive_loss(logits: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def scorer_quality(score, task: Task, seed: int = 10_000, count: int = 512) -> dict[str, float]:
-    """Measure how often a scorer `score(images, prompts) -> [N]` is right on held-out scenes.
+def scorer_quality(score, task: Task, count: int, seed: int = 10_000) -> dict[str, float]:
+    """Measure how often `score(images, prompts) -> [N]` is right on `count` held-out scenes.
 
     `attribute`: share of captions whose image scores over a neighbour's (ties count half, a missing
     score is lost); `degraded`: over a degraded copy of it. Chance is 0.5 for both.

@@ -34,7 +34,9 @@ PUBLISHED = [  # the names of transformers in those of `ImageReward.pt`, see REN
 ]
 
 
-def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn.ModuleDict, dict]:
+def train_image_reward(
+    task: Task, settings: FitSettings, seed: int, scenes: int
+) -> tuple[nn.ModuleDict, dict]:
     """Train the reward model and BLIP's two projections by BLIP's and ImageReward's losses at once.
 
     BLIP's is contrastive, ImageReward's a ranking: of two images for one caption, the right and
@@ -53,7 +55,7 @@ def train_image_reward(task: Task, settings: FitSettings, seed: int) -> tuple[nn
         }
     )
     # Data: pairs of a scene and its neighbour
-    captions, images, other_captions, other_images = pairs(task, 6144, seed, testing=False)
+    captions, images, other_captions, other_images = pairs(task, scenes, seed, testing=False)
     encoded = tokenizer(captions + other_captions, padding=True, return_tensors="pt")
     tokens, masks = encoded.input_ids, encoded.attention_mask
     generator = torch.Generator().manual_seed(seed)

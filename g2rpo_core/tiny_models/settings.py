@@ -83,7 +83,9 @@ class BuiltModels(Settings):
 
     source: TaskName = Field(description="Build and train the models here, on this task's images.")
     seed: Seed = Field(description="Seed of the images and of the initial weights.")
-    images: Count = Field(description="Images that the pipeline is trained on.")
+    images: Count = Field(
+        description="Images of the pipeline's training, and at most as many of a scorer's."
+    )
     device: Literal["cpu", "gpu"] = Field(
         "cpu",
         description=(

@@ -45,7 +45,6 @@ CHAT = (
     "%}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-SCENES = 6144
 VALUES = ("0\n", "1\n")  # whether the image holds an element, one token each
 # Of weights. With Qwen's 0.02 this model did not learn, which was not traced to this number alone
 INIT = 0.1
@@ -146,7 +145,7 @@ def model(task: Task, words: Qwen2TokenizerFast) -> Qwen2_5_VLForConditionalGene
 
 
 def train_vlm(
-    task: Task, settings: FitSettings, seed: int
+    task: Task, settings: FitSettings, seed: int, count: int
 ) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor, dict]:
     """Train on right captions, captions with one or several wrong attributes, and degraded images.
 
@@ -161,9 +160,9 @@ def train_vlm(
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     scenes = [
         scene
-        for scene in (task.random_scene(rng) for _ in range(2 * SCENES))
+        for scene in (task.random_scene(rng) for _ in range(2 * count))
         if not held_out(scene.caption)
-    ][:SCENES]
+    ][:count]
     drawn = torch.from_numpy(np.stack([task.draw(scene, rng) for scene in scenes]))
     # the tokens before an answer, and before a caption
     reply, caption = words.convert_tokens_to_ids(

@@ -1,5 +1,6 @@
 """Stages with several processes, started and killed as a user does it: the same results."""
 
+import importlib
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pandas as pd
 import psutil
@@ -17,6 +19,7 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.foundation.runs import hash_of_folder
 from tests.conftest import ROOT
+from tests.fixtures.commands import run_here
 from tests.fixtures.projects import link_made
 from tests.fixtures.waiting import HUNG, until
 
@@ -126,9 +129,17 @@ def run(folder: Path, *words: str) -> None:
     assert child.returncode == 0, output
 
 
+def run_alone(folder: Path, stage: str, method: str = "g2rpo", seed: int = 1) -> None:
+    """The stage of profile `one`, in this process."""
+    words = ["--profile", "one", "--method", method, "--seed", str(seed)]
+    with patch.object(sys, "path", [str(folder), *sys.path]):
+        done = run_here(importlib.import_module(f"stages.{stage}").main, *words, folder=folder)
+    assert done.returncode == 0, done.stderr
+
+
 def test_two_processes_train_and_evaluate_as_one(folder):
-    for profile in ("one", "two"):
-        run(folder, profile, "train")
+    run_alone(folder, "train")
+    run(folder, "two", "train")
     base = weights(folder / "models" / "one" / "pipeline")
     one, two = (weights(folder / "runs" / profile / "g2rpo-1") for profile in ("one", "two"))
     # Adam's first steps are of the learning rate's size whatever the gradient's: where that is
@@ -147,8 +158,8 @@ def test_two_processes_train_and_evaluate_as_one(folder):
         rtol=1e-3,
         atol=1e-5,
     )
-    for profile in ("one", "two"):
-        run(folder, profile, "evaluate", "base", 0)
+    run_alone(folder, "evaluate", "base", 0)
+    run(folder, "two", "evaluate", "base", 0)
     same_evaluation(
         folder / "evaluations" / "one" / "base-0", folder / "evaluations" / "two" / "base-0"
     )
@@ -158,12 +169,12 @@ def test_a_finished_run_that_dvc_did_not_take_is_not_trained_again(folder, monke
     """DVC deletes outputs that it does not know; once it evaluates a run, it has taken it."""
     trained, scored = folder / "runs" / "one" / "g2rpo-5", folder / "scored.txt"
     monkeypatch.setenv("DVC_STAGE", "train@g2rpo-5")
-    run(folder, "one", "train", "g2rpo", 5)
+    run_alone(folder, "train", "g2rpo", 5)
     whole, asked = hash_of_folder(trained), scored.read_text()
     shutil.rmtree(trained)
-    run(folder, "one", "train", "g2rpo", 5)
+    run_alone(folder, "train", "g2rpo", 5)
     assert hash_of_folder(trained) == whole and scored.read_text() == asked
-    run(folder, "one", "evaluate", "g2rpo", 5)
+    run_alone(folder, "evaluate", "g2rpo", 5)
     (kept,) = (folder / ".cache/resume/train/one/g2rpo-5").glob("*")  # for a longer run
     assert len(list(kept.glob("iteration-*"))) == 1 and hash_of_folder(trained) == whole
 

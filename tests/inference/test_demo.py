@@ -9,12 +9,10 @@ import sys
 import httpx
 import numpy as np
 import pytest
-from gradio_client import Client
 from PIL import Image
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile, profile_path
-from g2rpo_core.inference.demo import Demo, make_page
 from g2rpo_core.inference.painter import Painter
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
@@ -33,6 +31,11 @@ def project(models, tmp_path_factory):
 
 
 def test_each_picture_is_the_one_that_generate_draws(project, monkeypatch):
+    # Here, because every process that collects tests would import gradio
+    from gradio_client import Client
+
+    from g2rpo_core.inference.demo import Demo, make_page
+
     monkeypatch.chdir(project)
     painter = Painter(load_profile(profile_path("tiny")), project / "models" / "tiny")
     page = make_page(Demo(painter, "tiny"), RUNS)

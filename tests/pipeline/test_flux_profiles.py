@@ -26,6 +26,8 @@ from tests.fixtures.small_hub import small_hub
 pytestmark = pytest.mark.pipeline
 
 PROFILES = {path.stem: load_profile(path) for path in sorted((ROOT / "profiles").glob("*.yaml"))}
+HUB = [name for name, profile in PROFILES.items() if profile.models.source == "hub"]
+FIRSTS = {repr(shape_of(PROFILES[name])): name for name in reversed(HUB)}.values()  # of a shape
 NAME = "flux_hps_clip"
 MAIN = "0" * 40  # the commit of repositories that the profile does not pin: a made-up one
 ANSWER = "Alignment Score (1-5): 3.5\nCoherence Score (1-5): 4\nStyle Score (1-5): 3"
@@ -45,9 +47,7 @@ RUNS = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, profile in PROFILES.items() if profile.models.source == "hub"]
-)
+@pytest.mark.parametrize("name", FIRSTS)
 def test_true_shapes_fit_through_the_policy(name, monkeypatch):
     """The published configuration in the profile's sizes and dtype, in tensors without memory."""
     # All is on the CPU, and fake weights cannot move; the meta device has no autocast
@@ -56,23 +56,34 @@ def test_true_shapes_fit_through_the_policy(name, monkeypatch):
         monkeypatch.setitem(fake_impls.op_implementations_dict, operation, number)
     profile = PROFILES[name]
     base, shape = shape_of(profile)
-    sampling, training, evaluation = profile.sampling, profile.training, profile.evaluation
+    sampling, evaluation = profile.sampling, profile.evaluation
     encoded = encoding_shapes(base, shape, profile.embed.max_sequence_length)
     with FakeTensorMode(), torch.no_grad():
         models = (base.transformer(**shape.transformer), base.vae(**shape.vae))
         tensors = lambda: {name: torch.empty(1, *size) for name, size in encoded.items()}
         conditioning = Conditioning(tensors(), tensors() if base.has_negative else None)
         how = (sampling.guidance, DTYPES[sampling.dtype])
-        for size, batch in ((sampling, training.num_generations), (evaluation, evaluation.batch)):
+        for size, batch in (
+            (sampling, profile.training.num_generations),
+            (evaluation, evaluation.batch),
+        ):
             policy = Policy(base, *models, size.height, size.width, *how)
             latents = base.pack(torch.empty(batch, *policy.unpacked_shape))
             prompts = torch.zeros(batch, dtype=torch.int64)
             velocity = policy.velocity(conditioning)(latents, torch.empty(batch), prompts)
             assert velocity.shape == latents.shape and velocity.dtype == torch.float32
             assert policy.decode(latents[:1], 1).shape == (1, 3, size.height, size.width)
-    group = 1 if training.lora else training.num_generations  # what one call of the rollout has
-    of_one = sampling.height * sampling.width // 16**2 + base.text_tokens(conditioning.tensors)
-    assert sampling.batch_tokens >= group * of_one * policy.forward_evals
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_one_call_of_a_rollout_has_a_whole_group(name):
+    profile = PROFILES[name]
+    (base, shape), sampling = shape_of(profile), profile.sampling
+    encoded = encoding_shapes(base, shape, profile.embed.max_sequence_length)
+    tensors = {name: torch.empty(1, *size, device="meta") for name, size in encoded.items()}
+    of_one = sampling.height * sampling.width // 16**2 + base.text_tokens(tensors)
+    group = 1 if profile.training.lora else profile.training.num_generations
+    assert sampling.batch_tokens >= group * of_one * base.forward_evals(sampling.guidance)
 
 
 def test_the_papers_table_3():

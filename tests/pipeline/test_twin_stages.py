@@ -113,7 +113,7 @@ def test_replicas_of_sharded_weights_and_their_table_of_positions_compute_the_sa
 ):
     (tmp_path / "models").symlink_to(sd3_models)
     (tmp_path / "embeddings").symlink_to(sd3_embeddings_folder)
-    runs = (f"{WHOLE}-1", f"{HYBRID}-4")
+    runs = (f"{WHOLE}-1", f"{HYBRID}-2")
     done = run_module("tests.fixtures.killed", tmp_path, *runs, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-2000:]
     alone, many = (torch.load(tmp_path / f"end-{run}-0.pt", weights_only=True) for run in runs)

@@ -1,4 +1,4 @@
-"""Another profile or setting, and back: nothing is trained again and no weights are lost."""
+"""Where a killed training resumes is said before, and a run that only a disk has is kept."""
 
 import os
 import re
@@ -10,22 +10,19 @@ from pathlib import Path
 
 import pytest
 
-import pipeline.todo
 from g2rpo_core.foundation.runs import SCRATCH
 from pipeline.cached import check_kept
 from pipeline.graph import read_graph
 from pipeline.runner import run_logged
-from tests.fixtures.commands import run_here, run_module
+from tests.fixtures.commands import run_module
 from tests.fixtures.errors import refused
 from tests.fixtures.killed_stages import hashes
+from tests.fixtures.projects import todo
 from tests.fixtures.waiting import until
 from tests.reliability.conftest import STAGES, make_checkout, stage
 
 pytestmark = pytest.mark.pipeline
 TRAIN = "train@g2rpo-1"
-CHEAP = {"code", "profile", "report"}  # seconds; their files are in git, so DVC does not keep them
-RUN = re.compile(r"Running stage '(.+?)'")
-FOLDERS = ("models", "prompts", "embeddings", "published", "runs", "evaluations")
 
 
 @pytest.fixture
@@ -54,51 +51,6 @@ def dvc(project: Path, *words: str) -> str:
     done = run_module("dvc", *words, folder=project, PATH=path)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
-
-
-def ran(project: Path, *targets: str) -> set[str]:
-    """The stages that `dvc repro` runs, not restores."""
-    return set(RUN.findall(dvc(project, "repro", *targets)))
-
-
-def todo(project: Path) -> dict[str, str]:
-    """What `g2rpo todo` says of each stage that is due."""
-    done = run_here(pipeline.todo.main, folder=project)
-    assert done.returncode == 0, done.stderr
-    return {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
-
-
-def made(project: Path, profile: str) -> dict:
-    folders = tuple(f"{name}/{profile}/" for name in FOLDERS)
-    return {path: content for path, content in hashes(project).items() if path.startswith(folders)}
-
-
-def test_another_profile_or_setting_and_back_runs_nothing_again(known):
-    first = ran(known)
-    assert {TRAIN, "evaluate@g2rpo-1"} <= first and "models" not in first and not todo(known)
-    before = made(known, "small")
-    # Another profile
-    name_profile(known, "mini")
-    assert TRAIN in ran(known, TRAIN)
-    # Another setting of it, tried and taken back
-    profile = known / "profiles" / "mini.yaml"
-    text = profile.read_text()
-    profile.write_text(f"{text}sampling: {{guidance: 2.0}}\n")
-    due = todo(known)
-    assert "settings: sampling" in due[TRAIN] and "cache" not in due[TRAIN]
-    assert "evaluate@g2rpo-1" in due
-    mini = made(known, "mini")
-    assert TRAIN in ran(known, TRAIN) and made(known, "mini") != mini
-    profile.write_text(text)
-    assert ran(known, TRAIN) <= CHEAP and made(known, "mini") == mini
-    # Back to the first profile
-    name_profile(known, "small")
-    due = todo(known)
-    assert TRAIN in due and all(
-        "from DVC's cache" in line for name, line in due.items() if name not in CHEAP
-    )
-    assert "by hand" not in " ".join(due.values())
-    assert ran(known) <= CHEAP and made(known, "small") == before and before
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_training_raises_a_reward_on_noise_and_prompts_it_never_saw(
         name, objective={"updates_per_rollout": "iteration"}
     )  # several need smaller steps than so few iterations allow
     changes = {
-        "iterations": 30,
+        "iterations": 15,
         "learning_rate": 1e-3,
         "prompts_per_iteration": 1,
         "num_generations": 8,
@@ -201,7 +201,7 @@ def test_kl_starts_at_zero_and_holds_the_policy_to_the_base(make_trainer, policy
         records = list(
             make_trainer(
                 small_method("flow_grpo", objective={"kl_coef": kl_coef, "updates_per_rollout": 1}),
-                iterations=12,
+                iterations=6,
                 learning_rate=1e-3,
             ).run()
         )
