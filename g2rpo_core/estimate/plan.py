@@ -252,7 +252,9 @@ class Work:
 
     def flops(self, *, training: bool) -> float:
         """Count the operations of a transformer call of one row with a prompt of usual length."""
-        return self.cost(1, training=training, tokens=self.usual).flops
+        # In proportion to rows; the largest call is traced for its bytes, mostly of these tokens
+        rows = self.latents["update" if training else "rollout"] * self.forward_evals
+        return self.cost(rows, training=training, tokens=self.usual).flops / rows
 
     def decoding_cost(self) -> Cost:
         """Trace a call of the VAE's decoder."""

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,7 @@ from g2rpo_core.cli.main import main
 from g2rpo_core.rewards.registry import load
 from tests.conftest import ROOT
 from tests.fixtures.chat_server import completion, serve
-from tests.fixtures.commands import refusal, run_here, run_module
+from tests.fixtures.commands import refusal, run_here
 from tests.fixtures.images import IMAGES, PROMPTS
 
 
@@ -43,7 +44,7 @@ def profile(folder: Path, name: str, rewards: str) -> None:
 def test_line_n_belongs_to_the_nth_image_by_name(models, folder, tmp_path):
     rewards = ("--reward", "hps_v2_1", "--reward", "pickscore", "--models", models)
     files = ("--prompts", tmp_path / "prompts.txt", "--out", tmp_path / "scores.parquet", folder)
-    done = run_module("g2rpo_core.cli", "score", *rewards, *files, folder=tmp_path)
+    done = g2rpo("score", *rewards, *files, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     table = pd.read_parquet(tmp_path / "scores.parquet")
     assert table.columns.tolist() == ["file", "prompt", "hps", "pickscore", "models"]
@@ -125,8 +126,10 @@ class Half:
 
 
 @pytest.mark.pipeline
-def test_a_second_start_goes_on_but_not_with_scores_of_another_code(tmp_path):
+def test_a_second_start_goes_on_but_not_with_scores_of_another_code(tmp_path, monkeypatch):
     """70 images are two parts, of which the first code scores one in each start."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # its time says seconds
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "many").mkdir()
     for number in range(70):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "many" / f"{number:02d}.png")
@@ -136,7 +139,8 @@ def test_a_second_start_goes_on_but_not_with_scores_of_another_code(tmp_path):
     ends = []
     for good, score in ((1, 1), (1, 1), (9, 2)):
         (tmp_path / "half.py").write_text(HALF.format(good=good, score=score))
-        done = run_module("g2rpo_core.cli", *words, folder=tmp_path)
+        sys.modules.pop("half", None)
+        done = g2rpo(*words, folder=tmp_path)
         scores = tmp_path / "scores.csv"
         ends.append((done.returncode, scores.exists() and set(pd.read_csv(scores).half)))
     assert ends == [(1, False), (0, {1.0}), (0, {2.0})], done.stderr

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from g2rpo_core.cli.main import main
 from g2rpo_core.foundation.runs import hash_of_folder
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import git, seconds_checkout, todo
-from tests.fixtures.waiting import until
 
 WITHOUT_ENVIRONMENT = "/usr/bin:/bin"  # a PATH on which `python` is not the environment's, or none
 RUNNING = r"Running stage '(.*)'"
@@ -297,58 +295,3 @@ def test_a_study_runs_beside_by_its_name(project, study):
     of_table = (study / "reports" / "report.html").read_text()
     told = page.split('<table class="sortable">')[1:3]
     assert told == of_table.split('<table class="sortable">')[1:3] and "data:image" not in of_table
-
-
-@pytest.mark.slow
-def test_dvc_repro_goes_on_after_a_kill_to_the_same_bits(project):
-    """SIGKILL to DVC and all it started while training."""
-    profile = project / "profiles" / "seconds.yaml"
-    before = profile.read_text()
-    yaml = YAML()
-    changed = yaml.load(before)
-    changed["training"] |= {
-        "iterations": 30,
-        "checkpoints": {"every": 1},
-        "monitor": {"every": 30, "prompts": 3, "rewards": ["verifier"]},
-    }
-    with profile.open("w") as file:
-        yaml.dump(changed, file)
-    timings = project / "reports" / "timings" / "g2rpo-7.json"
-    trained = project / "runs" / "seconds" / "g2rpo-7"
-    command = [str(Path(sys.executable).parent / "dvc"), "repro", "train@g2rpo-7"]
-    try:
-        child = subprocess.Popen(
-            command,
-            cwd=project,
-            env=os.environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        reached = lambda: list(
-            project.glob(".cache/resume/train/seconds/g2rpo-7/*/iteration-0000[0-2][3-9]")
-        )
-        until(reached, running=[child])
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        assert not (trained / "records.parquet").exists()
-        written = max(
-            reached()[0].parent.glob("iteration-0000??")
-        )  # a finished run of fewer iterations lies beside it
-        so_far = [
-            record["seconds"] for record in json.loads((written / "records.json").read_text())
-        ]
-        dvc(project, "repro", "train@g2rpo-7")
-        weights = FluxTransformer2DModel.from_pretrained(trained / "transformer").state_dict()
-        records = pd.read_parquet(trained / "records.parquet")
-        seconds = list(json.loads(timings.read_text())["seconds"].values())
-        # these iterations were not made again
-        assert len(so_far) > 3 and seconds[: len(so_far)] == [round(value, 3) for value in so_far]
-        dvc(project, "repro", "--force", "--single-item", "train@g2rpo-7")
-        whole = FluxTransformer2DModel.from_pretrained(trained / "transformer").state_dict()
-        assert all((weights[name] == whole[name]).all() for name in whole)
-        pd.testing.assert_frame_equal(
-            pd.read_parquet(trained / "records.parquet"), records, check_exact=True
-        )
-    finally:
-        profile.write_text(before)

@@ -1,8 +1,10 @@
 """Where a killed training resumes is said before, and a run that only a disk has is kept."""
 
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,10 +21,11 @@ from tests.fixtures.errors import refused
 from tests.fixtures.killed_stages import hashes
 from tests.fixtures.projects import todo
 from tests.fixtures.waiting import until
-from tests.reliability.conftest import STAGES, make_checkout, stage
+from tests.reliability.conftest import make_checkout, stage
 
 pytestmark = pytest.mark.pipeline
 TRAIN = "train@g2rpo-1"
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 @pytest.fixture
@@ -47,40 +50,49 @@ def name_profile(project: Path, profile: str) -> None:
 
 
 def dvc(project: Path, *words: str) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = run_module("dvc", *words, folder=project, PATH=path)
+    done = run_module("dvc", *words, folder=project, PATH=PATH)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 @pytest.mark.slow
-def test_todo_says_after_which_iteration_a_killed_run_resumes(known, monkeypatch):
+def test_a_killed_dvc_repro_goes_on_to_the_same_bits_and_todo_says_from_where(known, monkeypatch):
+    """SIGKILL to DVC and all that it started, while training."""
     monkeypatch.chdir(known)
     name_profile(known, "small")
     profile = known / "profiles" / "small.yaml"
-    set_iterations(profile, 40)
+    set_iterations(profile, 30)
     # So that a longer run goes on from a shorter one
-    text = profile.read_text()
-    profile.write_text(text.replace("training:\n", "training:\n  lr_scheduler: constant\n"))
+    text = profile.read_text().replace("training:\n", "training:\n  lr_scheduler: constant\n")
+    profile.write_text(text)
     dvc(known, "repro", "--quiet", "embed", "published")
-    words = [sys.executable, "-m", "stages.train", *STAGES["train"][1:]]
-    with subprocess.Popen(words, stderr=subprocess.PIPE) as training:
-        home = SCRATCH / "train" / "small" / "g2rpo-1"
-        until(lambda: list(home.glob("*/iteration-000003")), running=[training])
-        training.kill()
-    last = max(int(path.name[-6:]) for path in home.glob("*/iteration-" + "[0-9]" * 6))
-    assert 3 <= last < 40
-    shutil.rmtree(known / "runs")
+    words = [sys.executable, "-m", "dvc", "repro", TRAIN]
+    environment = os.environ | {"PATH": PATH, "PYTHONPATH": f"{known}"}
+    home = SCRATCH / "train" / "small" / "g2rpo-1"
+    with subprocess.Popen(words, env=environment, start_new_session=True) as child:
+        until(lambda: list(home.glob("*/iteration-000003")), running=[child])
+        os.killpg(child.pid, signal.SIGKILL)
+    written = max(home.glob("*/iteration-" + "[0-9]" * 6), key=lambda path: path.name)
+    last = int(written.name[-6:])
+    so_far = [record["seconds"] for record in json.loads((written / "records.json").read_text())]
+    assert 3 <= last < 30 and not Path("runs/small/g2rpo-1").exists()
     line = todo(known)[TRAIN]
-    assert f"resumes after iteration {last} of 40" in line and "never run" not in line
-    # A setting that changes the run: it begins
-    text = profile.read_text()
+    assert f"resumes after iteration {last} of 30" in line and "never run" not in line
+    # A setting that changes the run: it would begin
     profile.write_text(text.replace("num_generations: 2", "num_generations: 3"))
     assert "resumes" not in todo(known)[TRAIN]
-    profile.write_text(text)
     # Less is left than was done: it would begin, too
     set_iterations(profile, last - 1)
     assert "resumes" not in todo(known)[TRAIN]
+    profile.write_text(text)
+    dvc(known, "repro", TRAIN)
+    timings = json.loads(Path("reports/timings/g2rpo-1.json").read_text())
+    seconds = list(timings["seconds"].values())
+    assert len(so_far) > last  # with iteration 0; these were not made again:
+    assert seconds[: len(so_far)] == [round(value, 3) for value in so_far]
+    resumed = hashes(Path("runs/small/g2rpo-1"))
+    dvc(known, "repro", "--force", "--single-item", TRAIN)
+    assert hashes(Path("runs/small/g2rpo-1")) == resumed and resumed
 
 
 def set_iterations(profile: Path, count: int) -> None:
