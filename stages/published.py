@@ -33,9 +33,10 @@ def main() -> None:
         wanted += [
             (name, start_of(root, method)) for method, name in starts.items() if name is not None
         ]
-        if wanted:  # late: its packages take seconds to import, and mostly nothing is wanted
-            from g2rpo_core.weights.stored import check_fits, choose
         for name, place in wanted:
+            # Late: its packages take seconds to import, and mostly nothing is wanted
+            from g2rpo_core.weights.stored import check_fits, choose
+
             model = settings.published[name]
             folder, entry = fetch(f"published.{name}", model, REVISIONS / "published.json", place)
             weights = choose(folder, [folder / file for file in entry["files"]], model.variant)

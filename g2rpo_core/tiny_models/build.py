@@ -31,6 +31,7 @@ from g2rpo_core.tasks.table import TASKS
 from g2rpo_core.tasks.task import Task
 from g2rpo_core.tiny_models.clip import (
     HPS_ARCHITECTURE,
+    SCENES,
     open_clip_towers,
     save_clip_score,
     save_hps,
@@ -52,7 +53,6 @@ from g2rpo_core.tiny_models.settings import BuiltModels, FitSettings, TowerSize
 from g2rpo_core.tiny_models.unified_reward import TEMPLATE, train_vlm
 
 CPU = torch.device("cpu")
-SCENES = 6144  # of a scorer's training
 PIPELINE = "pipeline"  # the base model, among the names of scorers
 
 
@@ -63,7 +63,6 @@ class Scorer(NamedTuple):
     fit: FitSettings
     seed: int
     scenes: int
-    """To train on."""
     size: TowerSize
     """Of CLIP's image tower."""
     device: torch.device

@@ -20,6 +20,7 @@ from g2rpo_core.tiny_models.tokenizers import CLIP_LENGTH, clip_tokenizer
 HPS_ARCHITECTURE = (
     "tiny-ViT.json"  # a file next to the checkpoint; open_clip knows the published one by name
 )
+SCENES = 6144  # of a scorer's training at most
 PREPROCESS = {  # of `apple/DFN5B-CLIP-ViT-H-14`
     "mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711],
     "interpolation": "bicubic", "resize_mode": "squash",
@@ -56,8 +57,7 @@ def pairs(
     With `testing` the scenes are held-out ones; otherwise neither they nor their neighbours are.
     """
     rng = np.random.default_rng(seed)
-    firsts: list[Scene] = []
-    seconds: list[Scene] = []
+    firsts, seconds = list[Scene](), list[Scene]()
     while len(firsts) < count:
         first = task.random_scene(rng)
         second = task.neighbour(first, rng)
@@ -220,8 +220,10 @@ def train_towers(
         return loss
 
     loss = fit([model], compute_loss, settings, generator, len(captions), label)
-    parameters = sum(p.numel() for p in model.parameters())
-    return model.eval().cpu(), {"loss": loss, "parameters": parameters}
+    return model.eval().cpu(), {
+        "loss": loss,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
 
 
 def contrastive_loss(logits: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from transformers import (
 
 from g2rpo_core.rewards.unified_reward import conversation, question, read_template
 from g2rpo_core.tasks.task import Scene, Task, held_out
-from g2rpo_core.tiny_models.clip import degrade
+from g2rpo_core.tiny_models.clip import SCENES, degrade
 from g2rpo_core.tiny_models.fit import fit
 from g2rpo_core.tiny_models.settings import FitSettings
 from g2rpo_core.tiny_models.tokenizers import byte_level
@@ -160,7 +160,7 @@ def train_vlm(
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     scenes = [
         scene
-        for scene in (task.random_scene(rng) for _ in range(2 * count))
+        for scene in (task.random_scene(rng) for _ in range(2 * SCENES))
         if not held_out(scene.caption)
     ][:count]
     drawn = torch.from_numpy(np.stack([task.draw(scene, rng) for scene in scenes]))
@@ -197,8 +197,8 @@ def train_vlm(
         return mean(answered) + mean(chosen) + mean(after(caption) & ~after(reply) & right)
 
     loss = fit([vlm], compute_loss, settings, generator, len(scenes), "unified reward")
-    parameters = sum(p.numel() for p in vlm.parameters())
-    return vlm.eval(), inputs_of, {"loss": loss, "parameters": parameters}
+    about = {"loss": loss, "parameters": sum(p.numel() for p in vlm.parameters())}
+    return vlm.eval(), inputs_of, about
 
 
 def change(task: Task, scene: Scene, changes: int, rng: np.random.Generator) -> Scene:
