@@ -49,7 +49,10 @@ def write_profile(folder: Path, name: str, method: str, gpus: int) -> None:
         "processes": gpus,
         "start": None,
     }
-    training["monitor"] |= {"every": 1, "prompts": min(8, training["monitor"]["prompts"])}
+    training["monitor"] |= {
+        "every": ITERATIONS,
+        "prompts": min(8, training["monitor"]["prompts"]),
+    }
     evaluation |= {"steps": evaluation["steps"][:1], "checkpoints": ["final"], "diversity": None}
     data["methods"] = {method: data["methods"][method]}
     folder.mkdir()
@@ -100,10 +103,8 @@ def make_models(folder: Path, profile: Profile) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    entries: dict[str, Any] = {
-        part: {"folder": part, "files": {}} for part in ("pipeline", "hps", "clip_score")
-    }
-    entries["hps"]["architecture"] = "ViT-H-14"
+    more = {"pipeline": {}, "hps": {"architecture": "ViT-H-14"}, "clip_score": {}}
+    entries = {part: {"folder": part, "files": {}, **also} for part, also in more.items()}
     (folder / LOCK).write_text(json.dumps(entries))
 
 

@@ -94,9 +94,10 @@ class Meter(TorchDispatchMode):
             self.costs[self.phase, "flops"] += flops
         if operation.namespace in COLLECTIVES and "barrier" not in name:
             self._note(operation, name, args)
+        given = {storage._cdata for storage in _on_gpu((args, kwargs))}
         for storage in _on_gpu(result):
             # What an operation has made, not what it returns views of
-            if storage not in self._sizes and storage not in _on_gpu((args, kwargs)):
+            if storage not in self._sizes and storage._cdata not in given:
                 self._sizes[storage] = box = [-(-storage.nbytes() // BLOCK) * BLOCK]
                 weakref.finalize(storage, self._free, box)
                 self._add(box[0])

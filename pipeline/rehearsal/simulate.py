@@ -25,7 +25,6 @@ import torch.distributed._tools.fake_collectives
 import torch.nn.functional as F
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.distributed.tensor import _sharding_prop
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from g2rpo_core.models.cost import FusedRMSNorm, rms_norm_under_autocast
@@ -163,6 +162,3 @@ def join(size: int) -> None:
     with unset_fake_temporarily():
         dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
     dist.init_device_mesh = unset_fake_temporarily()(dist.init_device_mesh)
-    # It compares every tensor with every tensor, 780² in a step of AdamW, for a kind of sharding
-    # that FSDP2 alone does not use
-    _sharding_prop._propagate_use_strided_shard_flag = lambda *_: None

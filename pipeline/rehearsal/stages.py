@@ -24,6 +24,8 @@ from unittest.mock import MagicMock, patch
 import torch
 from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 from g2rpo_core.config import Profile
 from g2rpo_core.distributed.process_group import ProcessGroup
@@ -37,6 +39,7 @@ from pipeline.rehearsal import inputs, simulate
 from pipeline.rehearsal.meter import UNSEEN, Meter
 
 STAGES = {"embed": False, "train": True, "evaluate": True}  # whether it is one of a method
+ADAM = "torch.optim.adam._multi_tensor_adam"
 DTENSOR = "torch.distributed.tensor._sharding_prop"
 # Phases of a training -> what runs in them
 PHASES = {
@@ -115,6 +118,7 @@ def replaced(lora: LoraConfig | None) -> Iterator[AbstractContextManager]:
         "g2rpo_core.models.loading.read_weights": lambda *_: None,
         "g2rpo_core.rewards.registry.build": partial(build_reward, build),
         "open_clip.factory.load_checkpoint": lambda *_, **__: {},
+        ADAM: partial(on_shards, resolve_name(ADAM)),
         "safetensors.torch.save_file": lambda _, path, **__: Path(path).touch(),
         # it draws until the values are within bounds
         "transformers.PreTrainedModel.initialize_weights": lambda _: None,
@@ -130,6 +134,11 @@ def join_all(processes: int, *_: object) -> tuple[ProcessGroup, torch.device]:
     return ProcessGroup(0, processes), simulate.CUDA
 
 
+def on_shards(step: Callable, *lists: Any, **how: Any) -> None:
+    """Let an optimizer see this process's shards: DTensor's rules for lists take minutes."""
+    step(*tree_map_only(DTensor, DTensor.to_local, lists), **how)
+
+
 def answers(group: ProcessGroup, value: object) -> list:
     """Answer for all processes as the first does."""
     if group.size > 1 and isinstance(value, dict) and 0 in value:
@@ -139,10 +148,11 @@ def answers(group: ProcessGroup, value: object) -> list:
 
 
 def from_configuration(kind: Any, folder: Path, dtype: torch.dtype, **_: object) -> Any:
-    if issubclass(kind, ModelMixin):
-        model = kind.from_config(kind.load_config(folder))
-    else:
-        model = kind(kind.config_class.from_pretrained(folder))
+    model = (
+        kind.from_config(kind.load_config(folder))
+        if issubclass(kind, ModelMixin)
+        else kind(kind.config_class.from_pretrained(folder))
+    )
     return model.to(dtype).eval()
 
 
@@ -180,9 +190,11 @@ def counted(meter: Meter) -> Iterator[AbstractContextManager]:
         def call(latents: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
             if torch.is_grad_enabled():
                 return field(latents, *more)
-            key = (id(transformer), latents.shape)
-            like = partial(torch.empty_like, latents)
-            return meter.repeated(key, partial(field, latents, *more), like)
+            return meter.repeated(
+                (id(transformer), latents.shape),
+                partial(field, latents, *more),
+                partial(torch.empty_like, latents),
+            )
 
         return call
 
