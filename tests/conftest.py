@@ -35,10 +35,13 @@ GOLDENS = ROOT / "tests" / "goldens"
 LONGEST = (
     "pipeline/test_end_to_end",
     "pipeline/test_rehearsal",
+    "docs/test_first_commands",
+    "studies/test_bases",
+    "reliability/test_killed_anywhere",
+    "benchmarks/test_benchmarks",
     "reliability/test_there_and_back",
     "flows/test_served",
     "package/test_extras",
-    "docs/test_first_commands",
     "distributed/test_launch",
     "estimate/test_plan",
     "reliability/test_machine",
@@ -51,11 +54,9 @@ LONGEST = (
     "tools/test_environment",
     "reporting/test_recorded",
     "pipeline/test_flux_profiles",
-    "benchmarks/test_benchmarks",
     "pipeline/test_small_values",
     "distributed/test_checkpoint",
     "reliability/test_full_disk",
-    "reliability/test_killed_anywhere",
     "tiny_models/test_build",
 )
 # a run of seconds

@@ -128,7 +128,8 @@ class Half:
 @pytest.mark.pipeline
 def test_a_second_start_goes_on_but_not_with_scores_of_another_code(tmp_path, monkeypatch):
     """70 images are two parts, of which the first code scores one in each start."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # its time says seconds
+    # The second code is as long as the first, and perhaps of the same second
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "many").mkdir()
     for number in range(70):

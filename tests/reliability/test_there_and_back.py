@@ -67,7 +67,7 @@ def test_a_killed_dvc_repro_goes_on_to_the_same_bits_and_todo_says_from_where(kn
     profile.write_text(text)
     dvc(known, "repro", "--quiet", "embed", "published")
     words = [sys.executable, "-m", "dvc", "repro", TRAIN]
-    environment = os.environ | {"PATH": PATH, "PYTHONPATH": f"{known}"}
+    environment = os.environ | {"PATH": PATH, "PYTHONPATH": str(known)}
     home = SCRATCH / "train" / "small" / "g2rpo-1"
     with subprocess.Popen(words, env=environment, start_new_session=True) as child:
         until(lambda: list(home.glob("*/iteration-000003")), running=[child])
