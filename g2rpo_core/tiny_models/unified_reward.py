@@ -158,6 +158,7 @@ def train_vlm(
     words = inputs_of.tokenizer
     vlm = model(task, words)
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    # From as many whatever the count: of few, all may be held out
     scenes = [
         scene
         for scene in (task.random_scene(rng) for _ in range(2 * SCENES))

@@ -4,24 +4,18 @@ import re
 
 import pytest
 
-from g2rpo_core.config import load_profile
 from g2rpo_core.estimate.plan import make_plan
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
+from tests.pipeline.test_flux_profiles import HUB, PROFILES
 from tools.reference import machines_of
-
-HUB = [
-    path.stem
-    for path in sorted((ROOT / "profiles").glob("*.yaml"))
-    if load_profile(path).models.source == "hub"
-]
 
 
 @pytest.mark.pipeline
 @pytest.mark.parametrize("name", HUB)
 def test_it_fits_the_machines_that_it_names(name):
     """By the plan of its first method, and of every method of one profile."""
-    profile, named = load_profile(ROOT / "profiles" / f"{name}.yaml"), machines_of(name)
+    profile, named = PROFILES[name], machines_of(name)
     assert profile.training.processes in ("auto", named.gpus)
     assert profile.evaluation.processes == "auto"
     for method in list(profile.methods)[: None if name == "flux_hps_clip" else 1]:
@@ -45,7 +39,7 @@ def test_the_plan_is_within_a_tenth_of_what_the_stages_take(tmp_path):
         gib, planned, sent, planned_sent = found[phase]
         assert gib == pytest.approx(planned, rel=0.1), phase
         assert sent == pytest.approx(planned_sent, rel=0.1), phase
-    plan = make_plan(load_profile(ROOT / "profiles" / f"{name}.yaml"), "g2rpo", named)
+    plan = make_plan(PROFILES[name], "g2rpo", named)
     seconds = float(re.search(r"overlapped: ([\d.]+), planned", done.stdout)[1])
     apart = abs(plan.seconds_per_iteration - seconds)
     assert apart <= 0.1 * seconds + 0.2 * plan.seconds["scoring"]

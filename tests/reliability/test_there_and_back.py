@@ -81,6 +81,7 @@ def test_a_killed_dvc_repro_goes_on_to_the_same_bits_and_todo_says_from_where(kn
     # A setting that changes the run: it would begin
     profile.write_text(text.replace("num_generations: 2", "num_generations: 3"))
     assert "resumes" not in todo(known)[TRAIN]
+    profile.write_text(text)
     # Less is left than was done: it would begin, too
     set_iterations(profile, last - 1)
     assert "resumes" not in todo(known)[TRAIN]
