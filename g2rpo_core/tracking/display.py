@@ -45,8 +45,8 @@ CAPTION = 14  # pixels under an image
 class Tracking:
     """The trackers of the run `name`, which log each iteration; only in the first process.
 
-    first: the iteration after which a resumed run begins; what was logged of later ones is removed
-    if the tracker can do that. UserError if a tracker is not installed.
+    first: the iteration after which a resumed run begins; TensorBoard hides what was logged of later
+    ones. UserError if a tracker is not installed.
     """
 
     def __init__(self, name: str, settings: TrackingSettings, first: int = 0, folder: Path = LIVE):
@@ -54,8 +54,6 @@ class Tracking:
             raise UserError(f"training.tracking.to: {lacking}")
         PartialState()  # accelerate's trackers ask it which process this is
         self.folder = folder / name
-        with suppress(OSError):
-            _remove_later(self.folder, first)
         self.before: Mapping | None = None  # the record before
         self.share: Share | None = None  # of the peak, where that is known
         self.reported: set[str] = set()  # failures
@@ -181,21 +179,10 @@ class Tracking:
             whole.paste(row, (0, top))
             top += row.height
         self.folder.mkdir(parents=True, exist_ok=True)
-        whole.save(self.folder / f"{name}-{iteration:06d}.png")
+        whole.save(self.folder / f"{name}.png")
         for tracker in self.trackers:
             with self.at_most_a_warning(tracker.name):
-                _show_image(tracker, name, title, whole, iteration)
-
-
-def _remove_later(folder: Path, first: int) -> None:
-    """Remove the images of iterations after `first`; for a new run, all that TensorBoard has."""
-    for file in folder.glob("*-*.png"):
-        if (number := file.stem.rpartition("-")[2]).isdigit() and (
-            not first or int(number) > first
-        ):
-            file.unlink()
-    for file in folder.glob("events.out.tfevents.*") if not first else ():
-        file.unlink()
+                _show_image(tracker, title, whole, iteration)
 
 
 def not_installed(tracker: str) -> str | None:
@@ -239,7 +226,7 @@ def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
     """
     make = LOGGER_TYPE_TO_CLASS[kind]
     if kind == "tensorboard":
-        return make(name, logging_dir=folder, purge_step=first or None)
+        return make(name, logging_dir=folder, purge_step=first)
     if kind == "dvclive":  # by default it would rewrite dvc.yaml
         return make(name, dir=str(folder / name / "dvclive"), dvcyaml=None, save_dvc_exp=False)
     above, _, run = name.rpartition("/")
@@ -253,21 +240,13 @@ def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
     return make(project, name=run, **({"dir": str(folder / name)} if kind == "wandb" else {}))
 
 
-def _show_image(
-    tracker: GeneralTracker, name: str, title: str, image: Image.Image, step: int
-) -> None:
-    """Use the tracker's own interface if accelerate has none for images."""
+def _show_image(tracker: GeneralTracker, title: str, image: Image.Image, step: int) -> None:
+    """Log an image to the trackers that accelerate logs images to."""
     if tracker.name == "tensorboard":
         # Groups are shown in the order of their names: pictures after all curves
         tracker.log_images({f"training pictures/{title}": to_tensor(image)[None]}, step=step)
     elif tracker.name == "wandb":
         tracker.log_images({title: [image]}, step=step)
-    elif tracker.name == "trackio":
-        tracker.log({title: import_module("trackio").Image(image)}, step=step)
-    elif tracker.name == "mlflow":
-        import_module("mlflow").log_image(image, key=name, step=step)
-    elif tracker.name == "dvclive":
-        tracker.live.log_image(f"{name}.png", image)
 
 
 def _row(images: torch.Tensor, captions: Sequence[str]) -> Image.Image:
