@@ -45,8 +45,8 @@ CAPTION = 14  # pixels under an image
 class Tracking:
     """The trackers of the run `name`, which log each iteration; only in the first process.
 
-    first: the iteration after which a resumed run begins; TensorBoard hides what was logged of later
-    ones. UserError if a tracker is not installed.
+    first: the iteration after which a resumed run begins; TensorBoard hides what was logged of
+    later ones. UserError if a tracker is not installed.
     """
 
     def __init__(self, name: str, settings: TrackingSettings, first: int = 0, folder: Path = LIVE):

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.conftest import ROOT
-from tests.docs.commands import FENCE, snippets
+from tests.docs.commands import FENCE
 from tests.fixtures.projects import FIT, fresh_clone, git
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
@@ -72,19 +72,3 @@ def test_the_first_block_of_a_page_works_as_printed(page, clone):
             done = run(line, clone)
             assert done.returncode == 0, (line, done.stdout[-1000:], done.stderr[-2000:])
     git(clone, "checkout", "--quiet", ".")
-
-
-def test_the_readmes_reward_trains(clone):
-    """The two files of README, and what it says to do with them."""
-    for one in snippets():
-        if one.document == "README.md" and one.language in ("python", "yaml"):
-            (clone / one.text.splitlines()[0].removeprefix("# ")).write_text(one.text)
-    params = clone / "params.yaml"
-    before = params.read_text()
-    params.write_text(
-        "profile: mine\nmethods: [g2rpo]\nseeds: [1]\npublished: []\n",
-    )
-    done = run("python -m pipeline.check && dvc repro", clone)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "redness" in (clone / "reports" / "report.md").read_text().lower()
-    params.write_text(before)

@@ -26,11 +26,6 @@ def root(here):
     return root
 
 
-def test_a_folder_that_is_what_its_lock_says_is_given_out(root):
-    assert ModelStore(root).folder("scorer") == root / "scorer"
-    assert set(ModelStore(root).entry("scorer")["files"]) == {"config.json", "inner/weights"}
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [

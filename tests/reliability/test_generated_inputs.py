@@ -22,7 +22,6 @@ from ruamel.yaml import YAML
 from g2rpo_core.config import Profile, load_profile
 from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
 from g2rpo_core.data.prompts import Prompt, normalized, read_prompts
-from g2rpo_core.distributed import checkpoint
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaints
 from g2rpo_core.foundation.texts import steering
@@ -169,24 +168,3 @@ def test_damaged_embeddings(drawn, tmp_path):
             assert context.isfinite().all() and context.shape[1:] == (2, 3)
 
     drawn(check, damages, st.sampled_from(["part-00000.parquet", "part-00001.parquet"]))
-
-
-def test_damaged_checkpoints(drawn, tmp_path):
-    kept = checkpoint.Checkpoints(tmp_path, 1)
-    kept.save(3, {"weights": {"one": torch.ones(9, 3)}}, [{"iteration": 3}])
-    kept.finish()
-    whole, path = tmp_path / "whole", checkpoint.checkpoints(tmp_path)[0]
-    path.rename(whole)
-
-    def check(how: tuple[str, int], name: str) -> None:
-        shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(whole, path)
-        damage(whole / name, path / name, how)
-        state = {"weights": {"one": torch.zeros(9, 3)}}
-        if read_or_none(lambda: checkpoint.load_records(path)) is not None:
-            read_or_none(lambda: checkpoint.load_state(path, state))
-            if name != "manifest.json":  # it says itself what the others are
-                assert (path / name).read_bytes() == (whole / name).read_bytes()
-
-    names = ["manifest.json", "records.json", ".metadata", "__0_0.distcp"]
-    drawn(check, damages, st.sampled_from(names))

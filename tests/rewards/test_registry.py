@@ -14,8 +14,10 @@ from tests.conftest import ROOT
 from tests.fixtures.errors import refused
 
 
-def test_the_class_of_the_documentation_scores_with_its_settings(tmp_path, monkeypatch):
-    code = re.search(r"(?s)```python\n(.*?)```", (ROOT / "docs" / "rewards.md").read_text())[1]
+@pytest.mark.parametrize("document", ["README.md", "docs/rewards.md"])
+def test_the_class_of_the_documentation_scores_with_its_settings(document, tmp_path, monkeypatch):
+    code = re.search(r"(?s)```python\n(.*?)```", (ROOT / document).read_text())[1]
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
     (tmp_path / "my_rewards.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     entry = {"class": "my_rewards:Redness", "settings": {"strength": 2.0}}
