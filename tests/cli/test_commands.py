@@ -13,12 +13,12 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 from PIL import Image
-from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main
 from g2rpo_core.config import load_profile
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here, run_module
+from tests.fixtures.projects import link_made
 from tests.fixtures.waiting import HUNG
 from tests.fixtures.weights import randomize
 
@@ -48,13 +48,7 @@ def project(models, embeddings_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("commands")
     shutil.copytree(ROOT / "profiles", folder / "profiles")
     (folder / "params.yaml").write_text("profile: tiny\nmethods: [g2rpo]\nseeds: [1]\n")
-    (folder / "models").mkdir()
-    (folder / "models" / "tiny").symlink_to(models)
-    (folder / "embeddings").mkdir()
-    (folder / "embeddings" / "tiny").symlink_to(embeddings_folder.parent)
-    profile = YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")
-    profile["evaluation"]["steps"] = [3]
-    YAML().dump(profile, folder / "profiles" / "tiny.yaml")
+    link_made(folder, "tiny", models, embeddings_folder)
     trained = FluxTransformer2DModel.from_pretrained(models / "pipeline" / "transformer")
     randomize(trained)
     trained.save_pretrained(folder / "runs" / "tiny" / "g2rpo-1" / "transformer")
@@ -78,7 +72,7 @@ def test_every_command_helps_with_an_example_and_waits_for_no_torch():
 
 def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(project):
     def pictures(*words):
-        words = ("a small red circle", "--out", "out", "--seeds", "1,3", *words)
+        words = ("a small red circle", "--out", "out", "--seeds", "1,3", "--steps", "3", *words)
         done = run_here(main, "generate", *words, folder=project)
         assert done.returncode == 0, done.stderr
         return [np.asarray(Image.open(project / file)) for file in done.stdout.split()]
@@ -104,7 +98,7 @@ def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(proje
 
 
 def test_two_that_draw_into_one_folder_lose_no_picture_and_no_row(project):
-    words = ["--seeds", "1-3", "--out", "both"]
+    words = ["--seeds", "1-3", "--steps", "3", "--out", "both"]
     asked = ["a large red circle", "a small blue square"]
     command = [sys.executable, "-m", "g2rpo_core.cli", "generate"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -164,20 +164,6 @@ def test_the_report_is_one_file_with_everything_in_it(project):
     # prompts drawn and those that changed
     changed, rest = divmod(page.count("data:image/png;base64,") - 2 * 6 - 2 * 3, 2 + 2)
     assert rest == 0 and 0 < changed <= 6
-    for word in (
-        "HPS-v2.1",
-        "CLIP Score",
-        "PickScore",
-        "ImageReward",
-        "Verifier (exact)",
-        "in rollouts",
-        "dvc.lock train@g2rpo-7",
-        "learning_rate",
-        "Steps and checkpoints",
-        "The same directions at coarser granularities",
-        "diversity within a prompt",
-    ):
-        assert word in page
     assert first in (project / "reports" / "report.md").read_text()
 
 
