@@ -14,16 +14,22 @@ from tests.conftest import ROOT
 from tests.fixtures.errors import refused
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/rewards.md"])
-def test_the_class_of_the_documentation_scores_with_its_settings(document, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "document, settings", [("README.md", {}), ("docs/rewards.md", {"strength": 2.0})]
+)
+def test_the_class_of_the_documentation_scores_with_its_settings(
+    document, settings, tmp_path, monkeypatch
+):
     code = re.search(r"(?s)```python\n(.*?)```", (ROOT / document).read_text())[1]
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
     (tmp_path / "my_rewards.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    entry = {"class": "my_rewards:Redness", "settings": {"strength": 2.0}}
+    entry = {"class": "my_rewards:Redness", "settings": settings}
     reward = rewards.load(["redness"], tmp_path, section={"redness": entry})["redness"]
     images = [Image.new("RGB", (4, 4), color) for color in ("red", "yellow", "white")]
-    assert reward(images, ["a"] * 3).tolist() == pytest.approx([2.0, 1.0, 0.0])
+    assert reward(images, ["a"] * 3).tolist() == pytest.approx(
+        [settings.get("strength", 1.0) * red for red in (1.0, 0.5, 0.0)]
+    )
 
 
 @pytest.fixture
