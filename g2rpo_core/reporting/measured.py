@@ -173,6 +173,12 @@ class Compared:
         return [name for name in self.settings.evaluation.rewards if name not in inside]
 
     @property
+    def held_out(self) -> list[str]:
+        """Return the rewards that no run was trained on, as far as is known."""
+        inside = set().union(*self.weights.values())
+        return [name for name in self.settings.evaluation.rewards if name not in inside]
+
+    @property
     def few(self) -> bool:
         """Tell whether methods are compared in every reward, not only in the training reward."""
         return len(self.names) <= 3

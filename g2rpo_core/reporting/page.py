@@ -25,7 +25,7 @@ from g2rpo_core.reporting.tables import (
     records_of,
     variants_of,
 )
-from g2rpo_core.reporting.verdict import Words, paper_rows, write_words
+from g2rpo_core.reporting.verdict import Verdict, conclude, paper_rows
 
 TOTAL = "total_compute"  # a column beside those of training records
 
@@ -55,6 +55,12 @@ class Training:
     granularities: list[dict]
     """Mean agreement of granularities over all iterations: a line per run, granularity, reward."""
 
+    @property
+    def compute(self) -> dict[str, float]:
+        """Return the mean total compute of each method's runs, the least first."""
+        totals = pd.Series({run: cost[TOTAL] for run, cost in self.costs.items()}, dtype=float)
+        return totals.groupby(level=0).mean().sort_values().to_dict()
+
 
 @dataclass(frozen=True)
 class Page:
@@ -73,7 +79,7 @@ class Page:
     settings: dict[str, list[str]]
     """As `settings_table`."""
     provenance: list[tuple[str, str]]
-    words: Words
+    verdict: Verdict
     images: Images | None
 
     def part(self, name: str) -> list[Line]:
@@ -127,7 +133,6 @@ def build_page(
     provenance = provenance_lines(compared, table.attrs["versions"])
     training = show_training(compared, table)
     variants = variants_of(table)
-    first = next(iter(variants.values()))
     gains = compare_over_seeds(compared, list(variants.values()))
     return Page(
         title=title,
@@ -139,7 +144,7 @@ def build_page(
         paper=paper_rows(compared, variants),
         settings=settings,
         provenance=provenance,
-        words=write_words(compared, table, first, gains, training.costs, training.granularities),
+        verdict=conclude(compared, table, gains, training.granularities),
         images=embed_images(sources, compared, table, gains.best) if sources else None,
     )
 

@@ -20,6 +20,16 @@ AXES = {
     "num_forward_evals": "forward evaluations (NFE) in rollouts",
     TOTAL: "total compute",
 }
+SENTENCES = (
+    "notice",
+    "judgement",
+    "held_out",
+    "unequal",
+    "expected",
+    "intervals",
+    "pairing",
+    "beforehand",
+)
 
 
 def render(page: Page) -> dict[str, str]:
@@ -62,8 +72,11 @@ def fill(shown: Mapping[str, object]) -> dict[str, str]:
     environment.filters |= {"errors": standard_errors, "script": in_script, "literal": markdown}
     environment.tests["base"] = is_base
     environment.globals |= {"library": library, "TRAINING": TRAINING}
+    # As plain text, so that report.html escapes what they name
+    macros = environment.get_template("sentences.j2").make_module(dict(shown))
+    sentences = {name: " ".join(str(getattr(macros, name)()).split()) for name in SENTENCES}
     return {
-        name: environment.get_template(f"{name}.j2").render(shown)
+        name: environment.get_template(f"{name}.j2").render(shown, sentences=sentences)
         for name in ("report.html", "report.md")
     }
 

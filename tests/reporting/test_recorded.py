@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from markupsafe import escape
 
 from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.reporting.charts import svg
@@ -12,8 +13,9 @@ from g2rpo_core.reporting.conclusions import headline
 from g2rpo_core.reporting.measured import Compared, comparison_lines, prompt_lines
 from g2rpo_core.reporting.page import Title, build_page
 from g2rpo_core.reporting.recorded import read_measured, scores_in, write_results
-from g2rpo_core.reporting.render import forest_of, small
+from g2rpo_core.reporting.render import fill, forest_of, small
 from g2rpo_core.reporting.tables import PARTS, by_run, missing_lines, tabulate, training_lines
+from g2rpo_core.reporting.verdict import Lead
 from stages import report
 from stages.report import SECTIONS
 from tests.conftest import ROOT
@@ -24,6 +26,7 @@ ABOUT = {
     "prompt_counts": "50 prompts",
     "models": [["vae", "loss 0.1"]],
     "versions": "Python 3",
+    "hashes": [],
 }
 
 
@@ -114,6 +117,21 @@ def test_scores_by_prompt_are_kept_and_else_the_means(results, measured, path):
     assert means.prompt_id.isna().all() and means.score["g2rpo", "hps"] == run["hps"].value
 
 
+def test_a_lead_is_claimed_only_if_every_seed_shows_it_and_labels_are_text(measured, compared):
+    entries = {**compared.entries, "g2rpo": replace(compared.entries["g2rpo"], label="<b>ours")}
+    page = build_page(replace(compared, entries=entries), measured, Title("steps"))
+    lead = page.verdict.lead
+    assert lead == Lead("g2rpo", "dance_grpo", pytest.approx(0.3), 1, 1, pytest.approx(0))
+    for found, claim in (
+        (lead, "<b>ours is ahead of DanceGRPO, the next highest, by 0.300"),
+        (replace(lead, clear=0), "No lead is shown: <b>ours"),
+    ):
+        changed = replace(page, verdict=replace(page.verdict, lead=found))
+        told = fill({"page": page, **vars(changed), "forest": None, "curves": None})
+        assert claim in told["report.md"] and str(escape(claim)) in told["report.html"]
+        assert "<b>ours" not in told["report.html"]
+
+
 def test_a_committed_study_has_all_that_its_page_shows(monkeypatch):
     monkeypatch.chdir(ROOT)
     home, study = Path("studies", "compare"), load_study("compare")
@@ -122,7 +140,11 @@ def test_a_committed_study_has_all_that_its_page_shows(monkeypatch):
     page = build_page(compared, table, report.title_of(study))
     committed = (home / "reports" / "report.md").read_text()
     assert (home / "reports" / "forest.svg").read_text() == small(svg(forest_of(page)))
-    assert page.words.verdict in committed
+    for line in page.verdict.trained:
+        gain = f"{line.difference:+.4f} [{line.low:+.4f}, {line.high:+.4f}]"
+        assert f"| {compared.labels[line.method]} | {gain} |" in committed
+    least, *_, most = page.training.compute.values()
+    assert f"{most / least:.2f} times the total compute" in committed
     for method, seed in compared.runs:
         mean = page.runs[method, seed][compared.settings.evaluation.rewards[0]].value
         assert f"| {compared.labels[method]} | {seed} | {mean:.4f}" in committed
