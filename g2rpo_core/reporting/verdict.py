@@ -6,7 +6,6 @@ The templates make sentences of it (`templates/sentences.j2`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import nan
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
@@ -35,8 +34,8 @@ class Lead:
     clear: int
     """Seeds on which the first is significantly above the second, over prompts."""
     seeds: int
-    half_width: float
-    """Half of a seed's 95 % interval, the widest; NaN where none is known."""
+    half_width: float | None
+    """Half of a seed's 95 % interval, the widest; None where none is known."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def lead_of(highest: Sequence[str], pairs: Sequence[Line]) -> Lead | None:
         by=mean(sign * line.difference for line in shared),
         clear=sum(line.tone == ("up" if sign > 0 else "down") for line in shared),
         seeds=len(shared),
-        half_width=max(((line.high - line.low) / 2 for line in shared if line.known), default=nan),
+        half_width=max(((line.high - line.low) / 2 for line in shared if line.known), default=None),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from markupsafe import escape
 
 from g2rpo_core.config import load_profile, load_study, profile_path
+from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.reporting.charts import svg
 from g2rpo_core.reporting.conclusions import headline
 from g2rpo_core.reporting.measured import Compared, comparison_lines, prompt_lines
@@ -15,7 +16,6 @@ from g2rpo_core.reporting.page import Title, build_page
 from g2rpo_core.reporting.recorded import read_measured, scores_in, write_results
 from g2rpo_core.reporting.render import fill, forest_of, small
 from g2rpo_core.reporting.tables import PARTS, by_run, missing_lines, tabulate, training_lines
-from g2rpo_core.reporting.verdict import Lead
 from stages import report
 from stages.report import SECTIONS
 from tests.conftest import ROOT
@@ -85,6 +85,41 @@ def path(measured, tmp_path) -> Path:
     return tmp_path / "results.parquet"
 
 
+def test_every_comparison_is_paired_by_prompt_without_those_that_lack_a_score(measured):
+    """One run is above the base by 0.1 in one of two rewards, the other below by 0.2."""
+    table = measured[measured.difference.notna()].fillna({"against": "", "style": ""})
+    found = table.set_index(["part", "method", "against", "style", "reward"])
+    assert found.difference.to_dict() == pytest.approx(
+        {
+            ("run", "g2rpo", "", "", "hps"): 0.1,
+            ("run", "g2rpo", "", "", "clip_score"): 0,
+            ("run", "g2rpo", "", "", "sharpness"): 0.1,
+            ("run", "g2rpo", "", "", TRAINING): 0.1,
+            ("run", "dance_grpo", "", "", "hps"): -0.2,
+            ("run", "dance_grpo", "", "", "clip_score"): 0,
+            ("run", "dance_grpo", "", "", "sharpness"): -0.2,
+            ("run", "dance_grpo", "", "", TRAINING): -0.2,
+            ("style", "g2rpo", "", "one", TRAINING): 0.1,
+            ("style", "g2rpo", "", "two", TRAINING): 0.1,
+            ("style", "dance_grpo", "", "one", TRAINING): -0.2,
+            ("style", "dance_grpo", "", "two", TRAINING): -0.2,
+            ("pair", "g2rpo", "dance_grpo", "", TRAINING): 0.3,
+            ("pair", "g2rpo", "dance_grpo", "", "hps"): 0.3,
+            ("pair", "g2rpo", "dance_grpo", "", "clip_score"): 0,
+            ("matrix", "g2rpo", "dance_grpo-1", "", TRAINING): 0.3,
+            ("matrix", "dance_grpo", "g2rpo-1", "", TRAINING): -0.3,
+        }
+    )
+    assert found.win_rate.xs("matrix").tolist() == [1, 0]
+    assert found.pairs.groupby("style").unique().explode().to_dict() == {
+        "": 49,
+        "one": 39,
+        "two": 10,
+    }
+    (missing,) = set(measured[measured.part == "missing"].missing)
+    assert missing == 1 == measured[measured.part == "run"].missing.max()
+
+
 def test_a_table_gives_back_what_was_measured(measured, compared, path):
     back = read_measured(compared, path, path.with_name("runs.txt"))
     assert set(measured.part) == {*PARTS} - {"seed"}
@@ -120,13 +155,9 @@ def test_scores_by_prompt_are_kept_and_else_the_means(results, measured, path):
 def test_a_lead_is_claimed_only_if_every_seed_shows_it_and_labels_are_text(measured, compared):
     entries = {**compared.entries, "g2rpo": replace(compared.entries["g2rpo"], label="<b>ours")}
     page = build_page(replace(compared, entries=entries), measured, Title("steps"))
-    lead = page.verdict.lead
-    assert lead == Lead("g2rpo", "dance_grpo", pytest.approx(0.3), 1, 1, pytest.approx(0))
-    for found, claim in (
-        (lead, "<b>ours is ahead of DanceGRPO, the next highest, by 0.300"),
-        (replace(lead, clear=0), "No lead is shown: <b>ours"),
-    ):
-        changed = replace(page, verdict=replace(page.verdict, lead=found))
+    for clear, claim in (1, "<b>ours is ahead of DanceGRPO"), (0, "No lead is shown: <b>ours"):
+        lead = replace(page.verdict.lead, clear=clear)
+        changed = replace(page, verdict=replace(page.verdict, lead=lead))
         told = fill({"page": page, **vars(changed), "forest": None, "curves": None})
         assert claim in told["report.md"] and str(escape(claim)) in told["report.html"]
         assert "<b>ours" not in told["report.html"]
