@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from g2rpo_core.architectures.table import (
     ARCHITECTURES,
+    check_guidance,
     check_trainable,
     read_architecture,
     read_shape,
@@ -72,11 +73,14 @@ def complaints() -> Iterator[str]:
     yield from problems
     if prompts := section_of(path, "prompts", PromptSettings):
         yield from _prompt_problems(name, prompts, section_of(path, "embed", EmbedSettings))
-    if run and profile and run.methods and profile.models.source == "hub":
+    if run and profile and profile.models.source == "hub":
         pipeline = profile.models.repos["pipeline"]
-        yield from attempt(lambda: check_trainable(pipeline.repo, pipeline.architecture))[1]
-        if pipeline.folder is not None:
-            yield from attempt(lambda: read_shape(Path(pipeline.place)))[1]
+        folder = pipeline.folder and Path(pipeline.folder)
+        if run.methods:
+            yield from attempt(lambda: check_trainable(pipeline.repo, pipeline.architecture))[1]
+            yield from attempt(lambda: folder and read_shape(folder))[1]
+        elif folder:
+            yield from attempt(lambda: check_guidance(folder, profile.sampling.guidance))[1]
     if profile:
         yield from _unscored_prompts(name, profile)
         yield from _machine_problems(name, profile)

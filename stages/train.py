@@ -49,8 +49,8 @@ def main() -> None:
     processes.share(training.prompts_per_iteration)  # refused before anything loads
     models, embeddings = model_folders(args)
     check_device(store := ModelStore(models))
-    check_trainable(store.source("pipeline"))
     started = ModelStore(start_of(Path("published", args.profile), args.method), "published")
+    check_trainable(store.source("pipeline"), training.start and started.source(training.start))
     start = None if training.start is None else started.weights(training.start)
     claim("train", f"{paths.name}/{name}", processes)
     termination = Termination(grace).watch()

@@ -21,6 +21,10 @@ BASES: tuple[Architecture, ...] = (
     qwen_image.ARCHITECTURE,
 )
 ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in BASES}
+DISTILLED = (
+    "is distilled to a few steps without guidance, and training would undo that: "
+    "it can only generate"
+)
 
 
 def read_architecture(pipeline: Path) -> Architecture:
@@ -45,8 +49,11 @@ def known_shape(repo: str) -> tuple[Architecture, ModelShape] | None:
 
 
 def read_shape(pipeline: Path) -> tuple[Architecture, ModelShape]:
-    """Read a pipeline's base model and shape from its configurations; UserError if one is gone."""
-    base, index = read_architecture(pipeline), read_json(pipeline / "model_index.json", dict)
+    """Read the base model and shape of a pipeline to train; UserError if a configuration is gone.
+
+    Other errors as `read_trainable`.
+    """
+    base, index = read_trainable(pipeline), read_json(pipeline / "model_index.json", dict)
     config = lambda part, file="config.json": read_json(whole(pipeline / part / file), dict)
     encoders = {part: (str(index[part][1]), config(part)) for part in base.text_encoders}
     return base, ModelShape(
@@ -58,14 +65,35 @@ def check_trainable(*repos: str | None) -> None:
     """Refuse repositories that are distilled to a few steps; UserError names the one to train."""
     for base in ARCHITECTURES.values():
         if found := base.distilled.keys() & set(repos):
-            reason = (
-                "is distilled to a few steps without guidance, and training would undo that: "
-                "it can only generate"
-            )
             raise UserError(
-                f"models.repos.pipeline: {(repo := min(found))} {reason}; to train, "
+                f"models.repos.pipeline: {(repo := min(found))} {DISTILLED}; to train, "
                 f"name {base.distilled[repo]}"
             )
+
+
+def is_distilled(pipeline: Path) -> bool:
+    """Tell whether a pipeline's folder says so itself: it then works without guidance."""
+    return bool(read_json(pipeline / "model_index.json", dict).get("is_distilled"))
+
+
+def read_trainable(pipeline: Path) -> Architecture:
+    """Look up the base model of a pipeline to train; UserError if unknown or distilled."""
+    base = read_architecture(pipeline)
+    if is_distilled(pipeline):
+        reason = f"{DISTILLED}; to train, take the model that it was made from"
+        raise UserError(complaint(pipeline, reason, hint=""))
+    return base
+
+
+def check_guidance(pipeline: Path, guidance: float) -> None:
+    """Refuse guidance where a distilled pipeline would ignore it; UserError says what to set."""
+    base = read_architecture(pipeline)
+    if base.forward_evals(guidance) > 1 and is_distilled(pipeline):
+        largest = next(scale for scale in (1, 0) if base.forward_evals(scale) == 1)
+        raise UserError(
+            f"sampling.guidance: {pipeline} is distilled to work without, and its own pipeline "
+            f"ignores a guidance of {guidance:g}: set it to {largest}"
+        )
 
 
 def known_repos() -> list[str]:

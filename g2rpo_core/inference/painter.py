@@ -12,7 +12,12 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers.utils.logging import disable_progress_bar as disable_progress_bar_of_encoders
 
 from g2rpo_core.architectures.architecture import Schedule
-from g2rpo_core.architectures.table import read_architecture, read_schedule, text_encoders
+from g2rpo_core.architectures.table import (
+    check_guidance,
+    read_architecture,
+    read_schedule,
+    text_encoders,
+)
 from g2rpo_core.config import Profile
 from g2rpo_core.data.embeddings import (
     DTYPES,
@@ -72,6 +77,7 @@ class Painter:
                 self.pipeline, folder, **policy_settings(drawn, self.device, **size)
             )
         policy = self._policies[key]
+        check_guidance(self.pipeline, drawn["guidance"])
         policy.guidance = drawn["guidance"]
         return policy
 

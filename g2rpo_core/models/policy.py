@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import MASK, Architecture
-from g2rpo_core.architectures.table import read_architecture
+from g2rpo_core.architectures.table import check_guidance, read_architecture, read_trainable
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
@@ -112,8 +112,9 @@ class Policy:
 
         pipeline: the folder of a base model's pipeline; run: a folder for `weights_in`, whose
         weights replace the base's or whose LoRA is added to them; settings: those of Policy.
-        UserError if the files do not hold the model's weights.
+        UserError if the files do not hold the model's weights, or as `check_guidance`.
         """
+        check_guidance(pipeline, settings["guidance"])
         device = torch.device(settings.get("device", "cpu"))
         architecture, base = read_architecture(pipeline), pipeline / "transformer"
         place, lora = weights_in(run) if run else (base, False)
@@ -163,7 +164,7 @@ class Policy:
         # The trained weights, or a new LoRA on frozen ones
         device = torch.device(settings.get("device", "cpu"))
         dtype = settings.get("dtype", torch.float32)
-        architecture, folder = read_architecture(pipeline), pipeline / "transformer"
+        architecture, folder = read_trainable(pipeline), pipeline / "transformer"
         place, of_lora = _start_of(start, lora) if start else (folder, False)
         # Spread while it has no data: no process ever holds the whole model
         spread = lambda transformer: parallelize(
@@ -498,6 +499,9 @@ def _start_of(start: Path, lora: LoraSettings | None) -> tuple[Path, bool]:
             "training.start: are whole weights, and training.lora a LoRA on those of the base "
             "model: set it to null"
         )
+    for home in place.parents[:2]:  # of a whole pipeline's
+        if (home / "model_index.json").exists():
+            read_trainable(home)
     return place, of_lora
 
 

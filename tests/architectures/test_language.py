@@ -1,5 +1,6 @@
 """Base models compared with diffusers' own pipelines: images, encodings, velocities, adapters."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from g2rpo_core.training.settings import RunSettings
 from g2rpo_core.training.trainer import Trainer
 from pipeline.check import complaints
 from tests.conftest import ROOT, embed
+from tests.fixtures.errors import refused
 from tests.fixtures.rollouts import check_rows, redness, small_method
 from tests.fixtures.weights import randomize, randomize_lora
 
@@ -277,6 +279,32 @@ def test_a_model_distilled_to_a_few_steps_is_not_trained(here):
     with pytest.raises(UserError, match=match):
         shape_of(load_profile(here / "profiles" / "mine.yaml"))
     assert any(re.search(match, problem) for problem in complaints())
+
+
+def test_a_folder_that_says_it_is_distilled_only_generates_and_without_guidance(
+    twin_pipeline, here
+):
+    """As its own pipeline does, whatever guidance it is given; also as weights to start from."""
+    plain = twin_pipeline("flux2") / "pipeline"
+    folder = here / "pipeline"
+    shutil.copytree(plain, folder)
+    index = json.loads((folder / "model_index.json").read_text()) | {"is_distilled": True}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    match = r"pipeline: is distilled .* only generate; to train, take the model that it was"
+    for pipeline, start in ((folder, None), (plain, folder), (plain, folder / "transformer")):
+        with refused(match):
+            Policy.load_to_train(pipeline, start=start, guidance=1.0, **SIZE)
+    assert Policy.load(folder, guidance=1.0, **SIZE).forward_evals == 1
+    with refused("sampling.guidance: .*pipeline is distilled .* of 4: set it to 1"):
+        Policy.load(folder, guidance=4.0, **SIZE)
+    shutil.copytree(ROOT / "profiles", here / "profiles")
+    place = {"repo": None, "revision": None, "folder": "pipeline"}
+    mine = {"extends": "flux2_klein_4b_hps_clip", "models": {"repos": {"pipeline": place}}}
+    YAML().dump(mine | {"published": {"own": {"folder": "x"}}}, here / "profiles" / "mine.yaml")
+    for methods, problem in (("[g2rpo]", match), ("[]", "sampling.guidance: .* set it to 1")):
+        text = f"profile: mine\nmethods: {methods}\nseeds: [1]\npublished: [own]\n"
+        (here / "params.yaml").write_text(text)
+        assert sum(bool(re.search(problem, said)) for said in complaints()) == 1
 
 
 @pytest.mark.parametrize("guided", [True, False])
