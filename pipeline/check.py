@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from g2rpo_core.architectures.table import (
     ARCHITECTURES,
-    check_guidance,
+    check_sampling,
     check_trainable,
     read_architecture,
     read_shape,
@@ -80,7 +80,7 @@ def complaints() -> Iterator[str]:
             yield from attempt(lambda: check_trainable(pipeline.repo, pipeline.architecture))[1]
             yield from attempt(lambda: folder and read_shape(folder))[1]
         elif folder:
-            yield from attempt(lambda: check_guidance(folder, profile.sampling.guidance))[1]
+            yield from attempt(lambda: check_sampling(folder, profile.sampling.guidance))[1]
     if profile:
         yield from _unscored_prompts(name, profile)
         yield from _machine_problems(name, profile)

@@ -28,7 +28,6 @@ JOINT_ATTENTION = (
     "to_add_out",
 )
 Arguments = dict[str, Any]  # of a transformer's forward, by name
-UNSUPPORTED = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 
 
 @dataclass(frozen=True)
@@ -67,17 +66,11 @@ class Schedule:
         """Make the schedule of a FlowMatchEulerDiscreteScheduler's configuration.
 
         The shift is the scheduler's own or, if it depends on the resolution, exp(mu): 3.158 for
-        FLUX.1-dev at 1024². ValueError for a scheduler whose sigmas no shift of `sigma_at` gives.
+        FLUX.1-dev at 1024².
         """
-        if strange := [name for name in UNSUPPORTED if config.get(name)]:
-            raise ValueError(f"{strange[0]} is not supported; use a scheduler without it")
         terminal = config.get("shift_terminal")
         if not config["use_dynamic_shifting"]:
             return cls(config["shift"], terminal=terminal)
-        if config["time_shift_type"] != "exponential":
-            raise ValueError(
-                f"time_shift_type {config['time_shift_type']} is not supported, only exponential"
-            )
         lengths = (config["base_image_seq_len"], config["max_image_seq_len"])
         return cls(
             exp(calculate_shift(image_tokens, *lengths, config["base_shift"], config["max_shift"])),

@@ -147,7 +147,10 @@ class Flux2Klein(Architecture):
         """Return the sigmas; their shift depends on the number of steps, too."""
         if not config["use_dynamic_shifting"]:
             return super().schedule(config, image_tokens)
-        return Schedule(lambda steps: exp(compute_empirical_mu(image_tokens, steps)))
+        return Schedule(
+            lambda steps: exp(compute_empirical_mu(image_tokens, steps)),
+            terminal=config["shift_terminal"],
+        )
 
     def forward_evals(self, guidance: float) -> int:
         return 2 if guidance > 1 else 1

@@ -6,7 +6,7 @@ import transformers
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
 from g2rpo_core.architectures import flux2, qwen_image, zimage
-from g2rpo_core.architectures.architecture import Architecture, ModelShape, Schedule
+from g2rpo_core.architectures.architecture import Architecture, Config, ModelShape, Schedule
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.architectures.sd3 import StableDiffusion3
 from g2rpo_core.foundation.errors import UserError
@@ -21,6 +21,13 @@ BASES: tuple[Architecture, ...] = (
     qwen_image.ARCHITECTURE,
 )
 ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in BASES}
+UNSUPPORTED = (
+    "use_karras_sigmas",
+    "use_exponential_sigmas",
+    "use_beta_sigmas",
+    "invert_sigmas",
+    "stochastic_sampling",
+)
 DISTILLED = (
     "is distilled to a few steps without guidance, and training would undo that: "
     "it can only generate"
@@ -54,10 +61,10 @@ def read_shape(pipeline: Path) -> tuple[Architecture, ModelShape]:
     Other errors as `read_trainable`.
     """
     base, index = read_trainable(pipeline), read_json(pipeline / "model_index.json", dict)
-    config = lambda part, file="config.json": read_json(whole(pipeline / part / file), dict)
+    config = lambda part: read_json(whole(pipeline / part / "config.json"), dict)
     encoders = {part: (str(index[part][1]), config(part)) for part in base.text_encoders}
     return base, ModelShape(
-        config("transformer"), config("vae"), encoders, config("scheduler", "scheduler_config.json")
+        config("transformer"), config("vae"), encoders, read_scheduler(pipeline)
     )
 
 
@@ -85,9 +92,13 @@ def read_trainable(pipeline: Path) -> Architecture:
     return base
 
 
-def check_guidance(pipeline: Path, guidance: float) -> None:
-    """Refuse guidance where a distilled pipeline would ignore it; UserError says what to set."""
+def check_sampling(pipeline: Path, guidance: float) -> None:
+    """Refuse guidance where a distilled pipeline would ignore it; UserError says what to set.
+
+    Also as `read_scheduler`.
+    """
     base = read_architecture(pipeline)
+    read_scheduler(pipeline)
     if base.forward_evals(guidance) > 1 and is_distilled(pipeline):
         largest = next(scale for scale in (1, 0) if base.forward_evals(scale) == 1)
         raise UserError(
@@ -123,17 +134,32 @@ def text_encoders(pipeline: Path, **options: object) -> DiffusionPipeline:
         return base.pipeline.from_pretrained(pipeline, transformer=None, vae=None, **loaded)
 
 
+def read_scheduler(pipeline: Path) -> Config:
+    """Read the configuration of a pipeline's scheduler.
+
+    UserError for one of another class, or whose sigmas or steps are not computed here.
+    """
+    file = whole(pipeline / "scheduler" / "scheduler_config.json")
+    stored = read_json(file, dict)
+    entry = read_json(pipeline / "model_index.json", dict).get("scheduler") or [None]
+    ours = FlowMatchEulerDiscreteScheduler.__name__
+    if others := {stored.get("_class_name"), entry[-1]} - {None, ours}:
+        reason = f"is sampled by {min(others)}, here only {ours}: take a pipeline with that one"
+        raise UserError(complaint(file, reason, hint=""))
+    with reading(file):
+        config = FlowMatchEulerDiscreteScheduler(**stored).config
+    asked = [name for name in UNSUPPORTED if config.get(name)]
+    if config.use_dynamic_shifting and config.time_shift_type != "exponential":
+        asked.append(f"time_shift_type {config.time_shift_type}")
+    if asked:
+        reason = f"{asked[0]} is not supported; use a scheduler without it"
+        raise UserError(complaint(file, reason, hint=""))
+    return config
+
+
 def read_schedule(architecture: Architecture, pipeline: Path, image_tokens: int) -> Schedule:
     """Read the sigmas with which a pipeline itself samples images of that many tokens.
 
-    UserError for a scheduler that is not supported.
+    UserError as `read_scheduler`.
     """
-    whole(file := pipeline / "scheduler" / "scheduler_config.json")
-    with reading(file):
-        config = FlowMatchEulerDiscreteScheduler(
-            **FlowMatchEulerDiscreteScheduler.load_config(pipeline / "scheduler")
-        ).config
-    try:
-        return architecture.schedule(config, image_tokens)
-    except ValueError as error:
-        raise UserError(f"{pipeline / 'scheduler'}: {error}") from None
+    return architecture.schedule(read_scheduler(pipeline), image_tokens)

@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar as disable_progress_
 
 from g2rpo_core.architectures.architecture import Schedule
 from g2rpo_core.architectures.table import (
-    check_guidance,
+    check_sampling,
     read_architecture,
     read_schedule,
     text_encoders,
@@ -77,7 +77,7 @@ class Painter:
                 self.pipeline, folder, **policy_settings(drawn, self.device, **size)
             )
         policy = self._policies[key]
-        check_guidance(self.pipeline, drawn["guidance"])
+        check_sampling(self.pipeline, drawn["guidance"])
         policy.guidance = drawn["guidance"]
         return policy
 

@@ -16,7 +16,12 @@ from peft import LoraConfig, get_peft_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from g2rpo_core.architectures.architecture import MASK, Architecture
-from g2rpo_core.architectures.table import check_guidance, read_architecture, read_trainable
+from g2rpo_core.architectures.table import (
+    check_sampling,
+    read_architecture,
+    read_scheduler,
+    read_trainable,
+)
 from g2rpo_core.data.embeddings import DTYPES, Conditioning
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
@@ -112,9 +117,9 @@ class Policy:
 
         pipeline: the folder of a base model's pipeline; run: a folder for `weights_in`, whose
         weights replace the base's or whose LoRA is added to them; settings: those of Policy.
-        UserError if the files do not hold the model's weights, or as `check_guidance`.
+        UserError if the files do not hold the model's weights, or as `check_sampling`.
         """
-        check_guidance(pipeline, settings["guidance"])
+        check_sampling(pipeline, settings["guidance"])
         device = torch.device(settings.get("device", "cpu"))
         architecture, base = read_architecture(pipeline), pipeline / "transformer"
         place, lora = weights_in(run) if run else (base, False)
@@ -165,6 +170,7 @@ class Policy:
         device = torch.device(settings.get("device", "cpu"))
         dtype = settings.get("dtype", torch.float32)
         architecture, folder = read_trainable(pipeline), pipeline / "transformer"
+        read_scheduler(pipeline)  # of the images that judge the run
         place, of_lora = _start_of(start, lora) if start else (folder, False)
         # Spread while it has no data: no process ever holds the whole model
         spread = lambda transformer: parallelize(

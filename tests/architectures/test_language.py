@@ -281,10 +281,8 @@ def test_a_model_distilled_to_a_few_steps_is_not_trained(here):
     assert any(re.search(match, problem) for problem in complaints())
 
 
-def test_a_folder_that_says_it_is_distilled_only_generates_and_without_guidance(
-    twin_pipeline, here
-):
-    """As its own pipeline does, whatever guidance it is given; also as weights to start from."""
+def test_how_a_folder_says_it_is_sampled_is_followed_or_refused(twin_pipeline, here):
+    """A distilled one without guidance, as by its own pipeline; by no other scheduler's rule."""
     plain = twin_pipeline("flux2") / "pipeline"
     folder = here / "pipeline"
     shutil.copytree(plain, folder)
@@ -305,6 +303,11 @@ def test_a_folder_that_says_it_is_distilled_only_generates_and_without_guidance(
         text = f"profile: mine\nmethods: {methods}\nseeds: [1]\npublished: [own]\n"
         (here / "params.yaml").write_text(text)
         assert sum(bool(re.search(problem, said)) for said in complaints()) == 1
+    index |= {"is_distilled": False, "scheduler": ["diffusers", "FlowMatchHeunDiscreteScheduler"]}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    for load in (Policy.load, Policy.load_to_train):
+        with refused("is sampled by FlowMatchHeunDiscreteScheduler, here only FlowMatchEuler"):
+            load(folder, guidance=1.0, **SIZE)
 
 
 @pytest.mark.parametrize("guided", [True, False])

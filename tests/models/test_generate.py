@@ -7,13 +7,14 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 
+from g2rpo_core.architectures import flux2
 from g2rpo_core.architectures.flux import Flux
 from g2rpo_core.architectures.table import read_schedule
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.sampling.rollout import sample
 from g2rpo_core.sampling.schedule import shifted_sigmas
 from g2rpo_core.sampling.seeding import generator
+from tests.fixtures.errors import refused
 
 FLUX = Flux()
 
@@ -29,11 +30,13 @@ FLUX_SCHEDULER = {  # scheduler/scheduler_config.json of FLUX.1-dev
 }
 
 
-def with_scheduler(folder, **changes):
+def with_scheduler(folder, named=None, **changes):
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(
         json.dumps(FLUX_SCHEDULER | changes)
     )
+    index = {"scheduler": ["diffusers", named or FLUX_SCHEDULER["_class_name"]]}
+    (folder / "model_index.json").write_text(json.dumps(index))
     return folder
 
 
@@ -54,9 +57,24 @@ def test_sigmas_are_those_of_the_published_scheduler_at_any_size(tmp_path, token
     torch.testing.assert_close(shifted_sigmas(50, ours), scheduler.sigmas, rtol=1e-6, atol=1e-6)
 
 
-def test_a_scheduler_whose_sigmas_are_of_another_kind_is_refused_in_words(tmp_path):
-    with pytest.raises(UserError, match="scheduler: use_karras_sigmas .*is not supported"):
-        read_schedule(FLUX, with_scheduler(tmp_path, use_karras_sigmas=True), 4096)
+HEUN = "FlowMatchHeunDiscreteScheduler"
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"use_karras_sigmas": True}, "use_karras_sigmas is not supported"),
+        ({"time_shift_type": "linear"}, "time_shift_type linear is not supported"),
+        ({"stochastic_sampling": True}, "stochastic_sampling is not supported"),
+        ({"_class_name": HEUN}, f"is sampled by {HEUN}, here only FlowMatchEulerDiscreteScheduler"),
+        ({"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}, "is sampled by UniPC"),
+        ({"named": HEUN}, f"is sampled by {HEUN}, here only"),
+    ],
+)
+def test_a_scheduler_that_samples_otherwise_is_refused_by_name(tmp_path, changes, why):
+    """Whichever base model it is of, FLUX.2's own shift too."""
+    with refused(f"scheduler_config.json: {why}"):
+        read_schedule(flux2.ARCHITECTURE, with_scheduler(tmp_path, **changes), 4096)
 
 
 def test_the_base_takes_the_steps_that_are_not_the_trained_ones(policy, models, embeddings):
