@@ -1,10 +1,14 @@
 """Loads a model from a folder, and asks what the libraries left out, which they only log."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from g2rpo_core.foundation.errors import UserError, attempt
-from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading
+from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading, whole
 
 # Named in files, and used by no model here: an index that older versions saved, and the word head
 # of an encoder
@@ -20,6 +24,24 @@ def refuse_quantized(config: Path, what: str) -> None:
         raise UserError(f"{what}: its weights are quantized: name those that are not")
 
 
+def refuse_integers(files: Iterable[Path]) -> None:
+    """Raise a UserError for a weight or bias that is stored as integers, or as truth values.
+
+    Names and shapes can be a model's own, but the numbers are codes of another one's.
+    """
+    for file in files:
+        with reading(whole(file)), safe_open(file, "pt") as opened:
+            dtypes = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+        for name, dtype in dtypes.items():
+            if name.endswith(("weight", "bias")) and not dtype.startswith(("F", "BF")):
+                words = re.sub("^I", "int", re.sub("^U", "uint", dtype)).lower()
+                reason = (
+                    f"{name} is {words}, and weights are floating-point numbers: "
+                    "take those before quantization"
+                )
+                raise UserError(complaint(file, reason, hint=""))
+
+
 def load_whole(kind: Any, folder: Path, **options: object) -> Any:
     """Return `kind.from_pretrained(folder)`; UserError unless the weights are exactly the model's.
 
@@ -27,6 +49,8 @@ def load_whole(kind: Any, folder: Path, **options: object) -> Any:
     diffusers, or an AutoModel of transformers.
     """
     refuse_quantized(folder / "config.json", str(folder))
+    # Without those of a variant, which are not read
+    refuse_integers(file for file in folder.glob("*.safetensors") if "." not in file.stem)
     with reading(folder):
         model, info = kind.from_pretrained(
             folder, output_loading_info=True, ignore_mismatched_sizes=True, **options

@@ -27,6 +27,7 @@ from g2rpo_core.architectures.original import Original, Rows, swapped
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import LONGEST, complaint, in_one_line, read_json, reading, whole
 from g2rpo_core.foundation.texts import echo
+from g2rpo_core.hub.pretrained import refuse_integers
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's
@@ -124,6 +125,7 @@ def read_adapter(
     of the transformer that it is for. UserError if a tensor has no place in it, lacks its other
     half or has another shape, or if a configuration says what is not computed here.
     """
+    refuse_integers([file])
     with reading(whole(file)), safe_open(file, "pt") as opened:
         # keys(): `opened` itself is not iterable
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118

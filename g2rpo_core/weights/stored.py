@@ -20,6 +20,7 @@ from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading, whole
 from g2rpo_core.foundation.runs import check_one_kind
+from g2rpo_core.hub.pretrained import refuse_integers
 from g2rpo_core.weights.adapter import (
     LORA_FILE,
     PEFT_FILE,
@@ -228,6 +229,7 @@ def _match(
     architecture: Architecture, config: Config, shapes: Shapes, files: Sequence[Path]
 ) -> dict[str, tuple[Path, Rows]]:
     """Return the file and name of each weight; UserError unless the files hold exactly these."""
+    refuse_integers(files)
     # Names and shapes in the headers
     stored: dict[str, tuple[Path, str, list[int]]] = {}
     for file in files:

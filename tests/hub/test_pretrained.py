@@ -54,6 +54,10 @@ CHANGES = {  # what is done to the file -> what the error says
         lambda state, name: state.update({f"_orig_mod.{name}": state.pop(name)}),
         "lacks .*{name}",
     ),
+    "integers": (
+        lambda state, name: state.update({name: state[name].to(torch.int8)}),
+        r"model\.safetensors: .*{name} is int8, and weights are floating-point numbers",
+    ),
     "resized": (lambda state, name: state.update({name: state[name][:-1].contiguous()}), "{name}"),
 }
 

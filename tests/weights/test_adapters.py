@@ -251,6 +251,11 @@ def test_every_tensor_is_used_or_named(bases, peft_lora, tmp_path):
     module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
     with refused(f"lacks the first .* matrix of {re.escape(module)}"):
         read_back(*bases("flux"), less)
+    codes = changed(
+        folder, tmp_path / "codes", lambda tensors: tensors | {name: tensors[name].char()}
+    )
+    with refused(f"{PEFT_FILE}: {re.escape(name)} is int8, and weights are floating"):
+        read_back(*bases("flux"), codes)
     deeper = re.sub(
         r"\d+", "77", next(name for name in sorted(tensors) if re.search(r"\.\d+\.", name)), count=1
     )
