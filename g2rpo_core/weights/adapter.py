@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig
+from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
 from safetensors import safe_open
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -44,7 +46,6 @@ PREFIXES = (
     "transformer.",
     "model.",
 )
-SHOWN = 4  # names of many in a message
 UNDERSCORED = ("lora_unet_", "lora_transformer_", "lycoris_")
 TEXT_ENCODERS = ("text_encoder", "lora_te", "te1.", "te2.", "te3.")
 ENDS = re.compile(
@@ -139,7 +140,29 @@ def read_adapter(
     said = _configuration(file, header, form)
     adapter = {module: _matrices(file, module, parts, said) for module, parts in kinds.items()}
     check(architecture, shapes, adapter, file)
+    modules = {stripped(WRAPPERS.sub("", name)).partition(".lora_")[0] for name in tensors}
+    if said and modules >= adapter.keys():  # under the names that the configuration is about
+        _note_missing(said, shapes, modules, file)
     return adapter
+
+
+def _note_missing(said: Mapping[str, Any], shapes: Shapes, modules: set[str], file: Path) -> None:
+    """Print the modules of the base model that PEFT's configuration targets and a file lacks.
+
+    An expression may be meant for a larger model: it counts only if it fits no module of the file.
+    """
+    targets = said.get("target_modules") or []
+    aimed = lambda names: [
+        name for name in names if check_target_module_exists(SimpleNamespace(**said), name)
+    ]
+    matrices = {name.removesuffix(".weight") for name in shapes if len(shapes[name]) > 1}
+    missing = sorted(aimed(matrices - modules)) if targets else []
+    if missing and not (isinstance(targets, str) and aimed(modules)):
+        echo(
+            f"warning: {file}: lacks {len(missing)} modules that its target_modules name: "
+            f"{in_one_line(missing)}",
+            file=sys.stderr,
+        )
 
 
 def sorted_out(
@@ -214,11 +237,9 @@ def _left_over(architecture: Architecture, form: str, left: Sequence[str], total
             "model's own, so it cannot be applied as it was trained; "
             "take one of the transformer alone"
         )
-    more = f", … {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-    names = ", ".join(left[:SHOWN]) + more
     return (
         f"is {form}, and {len(left)} of its {total} tensors have no place in this "
-        f"{architecture.label}'s transformer ({names}): it was made for another model, "
+        f"{architecture.label}'s transformer ({in_one_line(left)}): it was made for another model, "
         "or in a form that is not read here (docs/howto/export.md lists those that are)"
     )
 

@@ -305,6 +305,36 @@ def test_what_a_configuration_says_is_followed_or_refused(
         read_back(*bases("flux"), other)
 
 
+@pytest.mark.parametrize(
+    "targets, lacks",
+    [
+        (["to_q", "proj_out"], ["proj_out", "transformer_blocks.0.attn.to_q"]),
+        (["to_q", "of_another_model"], ["transformer_blocks.0.attn.to_q"]),
+        (["transformer_blocks.0.attn.to_q"], ["transformer_blocks.0.attn.to_q"]),
+        ([".to_k", "to_k", "add_q_proj"], []),
+        (r"proj_out", ["proj_out"]),
+        (r".*\.to_[qk]", []),
+        ("all-linear", []),
+    ],
+)
+def test_modules_that_a_configuration_targets_and_a_file_lacks_are_told(
+    bases, peft_lora, targets, lacks, tmp_path, capsys
+):
+    """PEFT drops layers of an adapter whose name is theirs, as `0`."""
+    without = re.compile(r"model\.(transformer_blocks\.0\.attn\.to_q|proj_out)\.")
+    less = changed(
+        peft_lora("flux")[0],
+        tmp_path / "less",
+        lambda tensors: {key: tensors[key] for key in tensors if not without.search(key)},
+    )
+    about = less / "adapter_config.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"target_modules": targets}))
+    read_back(*bases("flux"), less)
+    told = capsys.readouterr().err
+    assert told.count("\n") == bool(lacks)
+    assert told.rpartition("target_modules name: ")[2].strip() == "; ".join(lacks)
+
+
 @pytest.mark.parametrize("twin", TWINS)
 def test_diffusers_reads_what_we_write_as_we_do(bases, peft_lora, twin, tmp_path):
     base, config, shapes = bases(twin)
