@@ -71,8 +71,13 @@ def complaints() -> Iterator[str]:
     path = profile_path(name)
     profile, problems = attempt(lambda: load_profile(path))
     yield from problems
+    chosen = None
     if prompts := section_of(path, "prompts", PromptSettings):
-        yield from _prompt_problems(name, prompts, section_of(path, "embed", EmbedSettings))
+        chosen, problems = _choice(prompts)
+        yield from problems
+        if chosen:
+            embed = section_of(path, "embed", EmbedSettings)
+            yield from _prompt_problems(name, prompts, embed, chosen)
     if run and profile and profile.models.source == "hub":
         pipeline = profile.models.repos["pipeline"]
         folder = pipeline.folder and Path(pipeline.folder)
@@ -82,7 +87,8 @@ def complaints() -> Iterator[str]:
         elif folder:
             yield from attempt(lambda: check_sampling(folder, profile.sampling.guidance))[1]
     if profile:
-        yield from _unscored_prompts(name, profile)
+        if chosen:
+            yield from _unscored_prompts(name, profile, chosen)
         yield from _machine_problems(name, profile)
 
 
@@ -93,33 +99,33 @@ def _profile_named() -> str | None:
     return name if isinstance(name, str) and not name_problem(name) else None
 
 
-def _prompt_problems(
-    name: str, settings: PromptSettings, embed: EmbedSettings | None
-) -> Iterator[str]:
-    """Yield problems of prompt files, and of prompts that older files made."""
-    # Each file by itself
-    on_disk = {
-        testing: isinstance(settings.test if testing else settings.train, str)
-        for testing in (False, True)
+def _choice(settings: PromptSettings) -> tuple[Chosen | None, list[str]]:
+    """Choose from both files, each read once; None for a data set, which stage `prompts` fetches.
+
+    Also return the problems of each.
+    """
+    read = {
+        part: attempt(partial(all_prompts, settings, testing=part == "test"))
+        for part in ("train", "test")
+        if isinstance(getattr(settings, part), str)
     }
-    wrong = [
-        text
-        for testing, there in on_disk.items()
-        if there
-        for text in attempt(partial(all_prompts, settings, testing=testing))[1]
-    ]
-    yield from wrong
-    if wrong or not all(on_disk.values()):  # a data set is for the stage `prompts` to fetch
-        return
-    # The choice from both, and its lengths in tokens
-    chosen, problems = attempt(lambda: chosen_prompts(settings))
-    yield from problems
+    found = {part: prompts for part, (prompts, _) in read.items() if prompts}
+    if len(found) < 2:
+        return None, [text for _, problems in read.values() for text in problems]
+    return attempt(lambda: chosen_prompts(settings, found))
+
+
+def _prompt_problems(
+    name: str, settings: PromptSettings, embed: EmbedSettings | None, chosen: Chosen
+) -> Iterator[str]:
+    """Yield problems of the chosen prompts, and of those that older files made."""
+    problems: list[str] = []
     tokenizer = _tokenizer(name)
-    if chosen and embed and tokenizer:
+    if embed and tokenizer:
         prompts = [*chosen.train, *chosen.test]
         _, problems = attempt(lambda: check_lengths(prompts, tokenizer, embed.max_sequence_length))
         yield from problems
-    if chosen and not problems and _changed_since(name, settings, chosen):
+    if not problems and _changed_since(name, settings, chosen):
         files = " and ".join(
             source
             for source in (settings.train, settings.test)
@@ -144,17 +150,12 @@ def _changed_since(name: str, settings: PromptSettings, chosen: Chosen) -> bool:
     return existing is not None and existing != [chosen.train, chosen.test]
 
 
-def _unscored_prompts(name: str, profile: Profile) -> Iterator[str]:
+def _unscored_prompts(name: str, profile: Profile, chosen: Chosen) -> Iterator[str]:
     """Yield the rewards that cannot score some prompts, by their texts: training ends at the first.
 
     Prompts of a data set are not known yet.
     """
-    settings, training = profile.prompts, profile.training
-    if not all(isinstance(source, str) for source in (settings.train, settings.test)):
-        return
-    chosen, _ = attempt(lambda: chosen_prompts(settings))
-    if chosen is None:
-        return
+    training = profile.training
     judged = dict.fromkeys(
         [*training.rewards, *training.monitor.rewards, *profile.evaluation.rewards]
     )

@@ -1,5 +1,6 @@
 """Choose the prompts of a run: read the sources that the settings name, and draw from them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,12 +70,16 @@ def drop_skipped(prompts: list[Prompt], settings: PromptSettings) -> list[Prompt
     return left
 
 
-def chosen_prompts(settings: PromptSettings) -> Chosen:
-    """Choose the prompts by the settings' seeded draws.
+def chosen_prompts(
+    settings: PromptSettings, read: Mapping[str, list[Prompt]] | None = None
+) -> Chosen:
+    """Choose the prompts by the settings' seeded draws; read: by `all_prompts`, if they were.
 
-    Errors as in `all_prompts`, and UserError if no training prompt is left.
+    Errors as there, and UserError if no training prompt is left.
     """
-    read = {name: all_prompts(settings, testing=name == "test") for name in ("test", "train")}
+    read = read or {
+        name: all_prompts(settings, testing=name == "test") for name in ("test", "train")
+    }
     unique = {name: distinct(prompts) for name, prompts in read.items()}
     test = choose(drop_skipped(unique["test"], settings), settings.test_count, settings.seed)
     train, as_test = held_out(unique["train"], test)

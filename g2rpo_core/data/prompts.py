@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from g2rpo_core.data.rows import read_rows
+from g2rpo_core.data.rows import read_rows, unused
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, existing, reading, write_whole
 from g2rpo_core.foundation.tables import TEXT, read_table
@@ -74,17 +74,26 @@ def read_all(path: Path, unusable: list[str] | None = None) -> list[Prompt]:
 
     A json list holds texts or objects. Rows have a `prompt`, and perhaps a `style`, as `read_rows`
     finds them. Texts are in Unicode's NFC with single spaces. Blank prompts are skipped; ids are
-    the file's name and the line or row number. UserError as of `read_rows`, and for a file without
-    a prompt; unusable: as there.
+    the file's name and the line or row number. A line tells columns that say more. UserError as of
+    `read_rows`, and for a file without a prompt; unusable: as there.
     """
     prompts: list[Prompt] = []
-    for number, row in read_rows(path, unusable).items():
+    rows = read_rows(path, unusable)
+    for number, row in rows.items():
         if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
             prompts.append(
                 Prompt(f"{make_id_prefix(path)}-{number - 1:06d}", text, _style(row.get("style")))
             )
     if not prompts:
         raise UserError(f"{path}: holds no prompt; put one on each line")
+    if columns := unused(rows.values()):
+        repeated = len(prompts) - len(distinct(prompts))
+        also = f"; {repeated} of {len(prompts)} rows repeat a prompt" if repeated else ""
+        echo(
+            f"warning: {path}: only its prompts are used, not its columns "
+            f"{', '.join(columns)}{also}",
+            file=sys.stderr,
+        )
     return prompts
 
 

@@ -3,7 +3,8 @@
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ COLUMNS = {
     "file": ("file", "file_name", "filename"),
     "style": ("style", "styles"),
 }
+# Columns that say more of an image than the prompt, by their names or by the files they name
+MORE = re.compile(
+    r"(.*(image|img|picture|photo|video|media|audio|mask|frame)s?|(neg(ative)?|instruction)s?"
+    r"|(neg(ative)?|edit(ed|ing)?)[ _-]?(prompt|caption|text|instruction)s?)"
+    r"([ _-]?(path|url|uri|file|name|byte|list|data|b64|base64|\d+)s?)*"
+)
+MEDIUM = re.compile(r"\.(png|jpe?g|webp|gif|bmp|tiff?|avif|mp4|webm|mov|mkv|wav|mp3|npy)['\]]*$")
 DELIMITERS = (",", ";", "\t")  # of a csv: a spreadsheet writes that of its country
 
 
@@ -121,6 +129,25 @@ def _our_names(
             )
         ours |= dict.fromkeys(found, own)
     return ours
+
+
+def unused(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of `read_rows` that say that a row is more than its prompt."""
+    cells = ((str(name), value) for row in rows for name, value in row.items())
+    return list(
+        dict.fromkeys(
+            name
+            for name, value in cells
+            if name not in COLUMNS
+            and hasattr(value, "__len__")
+            and len(value)
+            and (
+                MORE.fullmatch(name.strip().casefold())
+                or isinstance(value, str | list)
+                and MEDIUM.search(str(value).casefold())
+            )
+        )
+    )
 
 
 def _problem(row: Mapping[str, object]) -> str | None:

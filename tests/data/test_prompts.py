@@ -78,6 +78,20 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path, name, content, message
     assert message in str(error.value) and name in str(error.value) and "\n" not in str(error.value)
 
 
+def test_columns_that_say_more_than_a_prompt_are_told_and_others_are_not(tmp_path, capsys):
+    more = ["image", "Images", "media", "video_path", "mask", "control_image", "source_img"]
+    more += ["src_img", "edited_image", "conditioning_image", "Negative Prompt", "instruction"]
+    files = {"target": "target/1.PNG", "hint": ["a.png"]}
+    less = {"file_name": "1.png", "image_id": "7", "style": "x", "source": "coco", "videos": []}
+    row = {"prompt": "make it red"} | dict.fromkeys(more, "x") | files | less
+    (tmp_path / "edits.jsonl").write_text(f"{json.dumps(row)}\n" * 3 + '{"prompt": "a cat"}')
+    read_prompts(tmp_path / "edits.jsonl")
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path}/edits.jsonl: only its prompts are used, not its columns "
+        f"{', '.join([*more, *files])}; 2 of 4 rows repeat a prompt\n"
+    )
+
+
 A, B = "a cat, sitting", "ein Hund; groß"
 
 
