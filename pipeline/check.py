@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 
 from g2rpo_core.architectures.table import (
     ARCHITECTURES,
-    check_sampling,
     check_trainable,
     read_architecture,
     read_shape,
@@ -76,16 +75,12 @@ def complaints() -> Iterator[str]:
         chosen, problems = _choice(prompts)
         yield from problems
         if chosen:
-            embed = section_of(path, "embed", EmbedSettings)
-            yield from _prompt_problems(name, prompts, embed, chosen)
-    if run and profile and profile.models.source == "hub":
+            yield from _prompt_problems(name, path, prompts, chosen)
+    if run and profile and run.methods and profile.models.source == "hub":
         pipeline = profile.models.repos["pipeline"]
-        folder = pipeline.folder and Path(pipeline.folder)
-        if run.methods:
-            yield from attempt(lambda: check_trainable(pipeline.repo, pipeline.architecture))[1]
-            yield from attempt(lambda: folder and read_shape(folder))[1]
-        elif folder:
-            yield from attempt(lambda: check_sampling(folder, profile.sampling.guidance))[1]
+        yield from attempt(lambda: check_trainable(pipeline.repo, pipeline.architecture))[1]
+        if pipeline.folder is not None:
+            yield from attempt(lambda: read_shape(Path(pipeline.place)))[1]
     if profile:
         if chosen:
             yield from _unscored_prompts(name, profile, chosen)
@@ -116,11 +111,11 @@ def _choice(settings: PromptSettings) -> tuple[Chosen | None, list[str]]:
 
 
 def _prompt_problems(
-    name: str, settings: PromptSettings, embed: EmbedSettings | None, chosen: Chosen
+    name: str, path: Path, settings: PromptSettings, chosen: Chosen
 ) -> Iterator[str]:
     """Yield problems of the chosen prompts, and of those that older files made."""
     problems: list[str] = []
-    tokenizer = _tokenizer(name)
+    embed, tokenizer = section_of(path, "embed", EmbedSettings), _tokenizer(name)
     if embed and tokenizer:
         prompts = [*chosen.train, *chosen.test]
         _, problems = attempt(lambda: check_lengths(prompts, tokenizer, embed.max_sequence_length))

@@ -21,12 +21,14 @@ BASES: tuple[Architecture, ...] = (
     qwen_image.ARCHITECTURE,
 )
 ARCHITECTURES: dict[str, Architecture] = {base.pipeline.__name__: base for base in BASES}
+SCHEDULER = FlowMatchEulerDiscreteScheduler.__name__
 UNSUPPORTED = (
     "use_karras_sigmas",
     "use_exponential_sigmas",
     "use_beta_sigmas",
     "invert_sigmas",
     "stochastic_sampling",
+    "time_shift_type",  # other than exponential
 )
 DISTILLED = (
     "is distilled to a few steps without guidance, and training would undo that: "
@@ -87,8 +89,7 @@ def read_trainable(pipeline: Path) -> Architecture:
     """Look up the base model of a pipeline to train; UserError if unknown or distilled."""
     base = read_architecture(pipeline)
     if is_distilled(pipeline):
-        reason = f"{DISTILLED}; to train, take the model that it was made from"
-        raise UserError(complaint(pipeline, reason, hint=""))
+        raise UserError(f"{pipeline}: {DISTILLED}; to train, take the model that it was made from")
     return base
 
 
@@ -100,10 +101,9 @@ def check_sampling(pipeline: Path, guidance: float) -> None:
     base = read_architecture(pipeline)
     read_scheduler(pipeline)
     if base.forward_evals(guidance) > 1 and is_distilled(pipeline):
-        largest = next(scale for scale in (1, 0) if base.forward_evals(scale) == 1)
         raise UserError(
             f"sampling.guidance: {pipeline} is distilled to work without, and its own pipeline "
-            f"ignores a guidance of {guidance:g}: set it to {largest}"
+            f"ignores a guidance of {guidance:g}: set it to {2 - base.forward_evals(1)}"
         )
 
 
@@ -142,18 +142,20 @@ def read_scheduler(pipeline: Path) -> Config:
     file = whole(pipeline / "scheduler" / "scheduler_config.json")
     stored = read_json(file, dict)
     entry = read_json(pipeline / "model_index.json", dict).get("scheduler") or [None]
-    ours = FlowMatchEulerDiscreteScheduler.__name__
-    if others := {stored.get("_class_name"), entry[-1]} - {None, ours}:
-        reason = f"is sampled by {min(others)}, here only {ours}: take a pipeline with that one"
-        raise UserError(complaint(file, reason, hint=""))
+    if others := {stored.get("_class_name"), entry[-1]} - {None, SCHEDULER}:
+        raise UserError(
+            f"{file}: is sampled by {min(others)}, here only {SCHEDULER}: "
+            "take a pipeline with that one"
+        )
     with reading(file):
         config = FlowMatchEulerDiscreteScheduler(**stored).config
-    asked = [name for name in UNSUPPORTED if config.get(name)]
-    if config.use_dynamic_shifting and config.time_shift_type != "exponential":
-        asked.append(f"time_shift_type {config.time_shift_type}")
-    if asked:
-        reason = f"{asked[0]} is not supported; use a scheduler without it"
-        raise UserError(complaint(file, reason, hint=""))
+    if strange := [
+        name for name in UNSUPPORTED if config[name] not in (False, None, "exponential")
+    ]:
+        raise UserError(
+            f"{file}: {strange[0]} {config[strange[0]]} is not supported; "
+            "use a scheduler without it"
+        )
     return config
 
 

@@ -16,13 +16,11 @@ import pyarrow.parquet as pq
 
 from g2rpo_core.data.rows import read_rows, unused
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, existing, reading, write_whole
+from g2rpo_core.foundation.files import complaint, existing, in_one_line, reading, write_whole
 from g2rpo_core.foundation.tables import TEXT, read_table
 from g2rpo_core.foundation.texts import comparable, echo, normalized, unprintable, unseen, visible
 from g2rpo_core.sampling.seeding import seed_of
 from g2rpo_core.tasks.table import TASKS
-
-NAMED = 3  # prompts in a line on those that are cut
 
 
 @dataclass(frozen=True)
@@ -136,11 +134,10 @@ def note_longer(who: str, lengths: Sequence[tuple[str, int]], limit: int) -> Non
     lengths: each text with its number of tokens.
     """
     if long := sorted([(-count, text) for text, count in lengths if count > limit]):
-        named = "; ".join(f"{visible(text[:60])!r} has {-count}" for count, text in long[:NAMED])
-        more = f"; and {len(long) - NAMED} more" if len(long) > NAMED else ""
         echo(
             f"note: {who} reads {limit} tokens of a prompt and cuts the rest "
-            f"of {len(long)} of {len(lengths)} prompts: {named}{more}",
+            f"of {len(long)} of {len(lengths)} prompts: "
+            + in_one_line([f"{visible(text[:60])!r} has {-count}" for count, text in long]),
             file=sys.stderr,
         )
 

@@ -1,6 +1,5 @@
 """Loads a model from a folder, and asks what the libraries left out, which they only log."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,10 @@ def refuse_integers(files: Iterable[Path]) -> None:
             dtypes = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
         for name, dtype in dtypes.items():
             if name.endswith(("weight", "bias")) and not dtype.startswith(("F", "BF")):
-                words = re.sub("^I", "int", re.sub("^U", "uint", dtype)).lower()
-                reason = (
-                    f"{name} is {words}, and weights are floating-point numbers: "
-                    "take those before quantization"
+                raise UserError(
+                    f"{file}: {name} is {dtype.replace('U', 'uint').replace('I', 'int').lower()}, "
+                    "and weights are floating-point numbers: take those before quantization"
                 )
-                raise UserError(complaint(file, reason, hint=""))
 
 
 def load_whole(kind: Any, folder: Path, **options: object) -> Any:

@@ -34,6 +34,7 @@ from tests.fixtures.rollouts import check_rows, redness, small_method
 from tests.fixtures.weights import randomize, randomize_lora
 
 SIZE = {"height": 32, "width": 48}
+REPO, INSTEAD = next(each for base in ARCHITECTURES.values() for each in base.distilled.items())
 
 
 @dataclass(frozen=True)
@@ -265,12 +266,26 @@ def test_a_saved_lora_draws_the_same_images_in_plain_diffusers(randomized, tmp_p
     assert_alike(twin.draw_ours(twin.policy(run=tmp_path / "run"), 2), theirs, before)
 
 
-def test_a_model_distilled_to_a_few_steps_is_not_trained(here):
+@pytest.fixture
+def distilled(twin_pipeline, here) -> Path:
+    """A pipeline in whose index it says so."""
+    shutil.copytree(twin_pipeline("flux2") / "pipeline", here / "pipeline")
+    index = here / "pipeline" / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"is_distilled": True}))
+    return here / "pipeline"
+
+
+@pytest.mark.parametrize(
+    "pipeline, match",
+    [
+        ({"repo": REPO}, f"{REPO} is distilled .* only generate; to train, name {INSTEAD}"),
+        ({"repo": None, "folder": "pipeline"}, "^pipeline: is distilled .* only generate; to"),
+    ],
+)
+def test_a_model_distilled_to_a_few_steps_is_not_trained(distilled, here, pipeline, match):
     """Neither planned, nor checked before dvc repro."""
-    repo, instead = next(each for base in ARCHITECTURES.values() for each in base.distilled.items())
-    match = f"{repo} is distilled .* only generate; to train, name {instead}"
     shutil.copytree(ROOT / "profiles", here / "profiles")
-    pipeline = {"repo": repo, "revision": None, "sha256": None}
+    pipeline |= {"revision": None, "sha256": None}
     YAML().dump(
         {"extends": "flux_hps_clip", "models": {"repos": {"pipeline": pipeline}}},
         here / "profiles" / "mine.yaml",
@@ -281,33 +296,21 @@ def test_a_model_distilled_to_a_few_steps_is_not_trained(here):
     assert any(re.search(match, problem) for problem in complaints())
 
 
-def test_how_a_folder_says_it_is_sampled_is_followed_or_refused(twin_pipeline, here):
+def test_how_a_folder_says_it_is_sampled_is_followed_or_refused(distilled, twin_pipeline):
     """A distilled one without guidance, as by its own pipeline; by no other scheduler's rule."""
     plain = twin_pipeline("flux2") / "pipeline"
-    folder = here / "pipeline"
-    shutil.copytree(plain, folder)
-    index = json.loads((folder / "model_index.json").read_text()) | {"is_distilled": True}
-    (folder / "model_index.json").write_text(json.dumps(index))
-    match = r"pipeline: is distilled .* only generate; to train, take the model that it was"
-    for pipeline, start in ((folder, None), (plain, folder), (plain, folder / "transformer")):
-        with refused(match):
-            Policy.load_to_train(pipeline, start=start, guidance=1.0, **SIZE)
-    assert Policy.load(folder, guidance=1.0, **SIZE).forward_evals == 1
+    load, train = (partial(one, **SIZE) for one in (Policy.load, Policy.load_to_train))
+    for pipeline, start in ((distilled, None), (plain, distilled)):
+        with refused("pipeline: is distilled .* to train, take the model that it was made from"):
+            train(pipeline, start=start, guidance=1.0)
     with refused("sampling.guidance: .*pipeline is distilled .* of 4: set it to 1"):
-        Policy.load(folder, guidance=4.0, **SIZE)
-    shutil.copytree(ROOT / "profiles", here / "profiles")
-    place = {"repo": None, "revision": None, "folder": "pipeline"}
-    mine = {"extends": "flux2_klein_4b_hps_clip", "models": {"repos": {"pipeline": place}}}
-    YAML().dump(mine | {"published": {"own": {"folder": "x"}}}, here / "profiles" / "mine.yaml")
-    for methods, problem in (("[g2rpo]", match), ("[]", "sampling.guidance: .* set it to 1")):
-        text = f"profile: mine\nmethods: {methods}\nseeds: [1]\npublished: [own]\n"
-        (here / "params.yaml").write_text(text)
-        assert sum(bool(re.search(problem, said)) for said in complaints()) == 1
-    index |= {"is_distilled": False, "scheduler": ["diffusers", "FlowMatchHeunDiscreteScheduler"]}
-    (folder / "model_index.json").write_text(json.dumps(index))
-    for load in (Policy.load, Policy.load_to_train):
-        with refused("is sampled by FlowMatchHeunDiscreteScheduler, here only FlowMatchEuler"):
-            load(folder, guidance=1.0, **SIZE)
+        load(distilled, guidance=4.0)
+    assert load(distilled, guidance=1.0).forward_evals == 1
+    shutil.copy(plain / "model_index.json", distilled)
+    (distilled / "scheduler" / "scheduler_config.json").write_text('{"_class_name": "Heun"}')
+    for either in (load, train):
+        with refused("is sampled by Heun, here only FlowMatchEulerDiscreteScheduler"):
+            either(distilled, guidance=1.0)
 
 
 @pytest.mark.parametrize("guided", [True, False])

@@ -63,9 +63,9 @@ HEUN = "FlowMatchHeunDiscreteScheduler"
 @pytest.mark.parametrize(
     "changes, why",
     [
-        ({"use_karras_sigmas": True}, "use_karras_sigmas is not supported"),
+        ({"use_karras_sigmas": True}, "use_karras_sigmas True is not supported"),
         ({"time_shift_type": "linear"}, "time_shift_type linear is not supported"),
-        ({"stochastic_sampling": True}, "stochastic_sampling is not supported"),
+        ({"stochastic_sampling": True}, "stochastic_sampling True is not supported"),
         ({"_class_name": HEUN}, f"is sampled by {HEUN}, here only FlowMatchEulerDiscreteScheduler"),
         ({"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}, "is sampled by UniPC"),
         ({"named": HEUN}, f"is sampled by {HEUN}, here only"),
