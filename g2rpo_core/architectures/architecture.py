@@ -361,9 +361,11 @@ def chat(tokenizer: PreTrainedTokenizerBase, text: str, thinking: bool) -> str:
 
     thinking: whether the answer may begin with reasoning.
     """
-    turn = [{"role": "user", "content": text}]
     return tokenizer.apply_chat_template(
-        turn, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+        [{"role": "user", "content": text}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=thinking,
     )
 
 
@@ -381,8 +383,7 @@ def read(
         max_length=dropped + length,
         truncation=True,
         return_tensors="pt",
-    )
-    tokens = tokens.to(pipeline.text_encoder.device)
+    ).to(pipeline.text_encoder.device)
     states = pipeline.text_encoder(**tokens, output_hidden_states=True).hidden_states[layer][
         :, dropped:
     ]

@@ -127,22 +127,25 @@ def fetch_prompts(where: str, settings: HubPrompts, revisions: Path) -> list[Pro
 def _with_styles(
     where: str, prompts: list[Prompt], settings: HubStyles, revisions: Path
 ) -> list[Prompt]:
-    wanted = HubFiles(
-        repo=settings.repo, revision=settings.revision, files=tuple(settings.files.values())
+    folder, _, _ = download(
+        f"{where}.styles: {settings.repo}",
+        HubFiles(
+            repo=settings.repo, revision=settings.revision, files=tuple(settings.files.values())
+        ),
+        revisions,
+        "dataset",
     )
-    folder, _, _ = download(f"{where}.styles: {settings.repo}", wanted, revisions, "dataset")
     styles = {
         comparable(prompt.text): style
         for style, file in settings.files.items()
         for prompt in read_prompts(Path(folder, file))
     }
-    styled = [
-        replace(prompt, style=styles.get(comparable(prompt.text), prompt.style))
-        for prompt in prompts
-    ]
     if unknown := sum(comparable(prompt.text) not in styles for prompt in prompts):
         echo(
             f"{where}: {unknown} of {len(prompts)} prompts are in none of the style lists; "
             "reports show them without a style"
         )
-    return styled
+    return [
+        replace(prompt, style=styles.get(comparable(prompt.text), prompt.style))
+        for prompt in prompts
+    ]

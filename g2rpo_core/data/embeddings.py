@@ -322,19 +322,18 @@ class EmbeddingStore:
         """
         if "online" in self._meta:
             return self._encode([self.prompts[index] for index in indices])
-        rows = []
-        for index in indices:
-            file, group, offset = self._places[index]
-            rows.append(
-                _read_row(
-                    self._paths[file],
-                    self._files[file],
-                    self._meta,
-                    group,
-                    offset,
-                    self.prompts[index].id,
-                )
+        rows = [
+            _read_row(
+                self._paths[file],
+                self._files[file],
+                self._meta,
+                group,
+                offset,
+                self.prompts[index].id,
             )
+            for index in indices
+            for file, group, offset in [self._places[index]]
+        ]
         return Conditioning(
             {name: torch.stack([row[name] for row in rows]) for name in _tensor_shapes(self._meta)},
             self._negative,

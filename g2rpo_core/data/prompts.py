@@ -192,9 +192,6 @@ def write_prompts(
     )
     about = {b"left_out": json.dumps(left_out).encode()} if left_out else {}
     about |= {b"data_set": b"true"} if data_set else {}
-    if not about:
-        write_whole(path, table.to_parquet(index=False))
-        return
     arrow = pa.Table.from_pandas(table, preserve_index=False)
     written = io.BytesIO()
     pq.write_table(

@@ -131,18 +131,18 @@ def _our_names(
     return ours
 
 
-def unused(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def unused(rows: Iterable[Mapping[str, object]]) -> list[str]:
     """Return the columns of `read_rows` that say that a row is more than its prompt."""
-    cells = ((str(name), value) for row in rows for name, value in row.items())
     return list(
         dict.fromkeys(
-            name
-            for name, value in cells
+            str(name)
+            for row in rows
+            for name, value in row.items()
             if name not in COLUMNS
             and hasattr(value, "__len__")
             and len(value)
             and (
-                MORE.fullmatch(name.strip().casefold())
+                MORE.fullmatch(str(name).strip().casefold())
                 or isinstance(value, str | list)
                 and MEDIUM.search(str(value).casefold())
             )

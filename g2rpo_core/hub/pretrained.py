@@ -30,7 +30,10 @@ def refuse_integers(files: Iterable[Path]) -> None:
     """
     for file in files:
         with reading(whole(file)), safe_open(file, "pt") as opened:
-            dtypes = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+            dtypes = {
+                name: opened.get_slice(name).get_dtype()
+                for name in opened.keys()  # noqa: SIM118 - not iterable itself
+            }
         for name, dtype in dtypes.items():
             if name.endswith(("weight", "bias")) and not dtype.startswith(("F", "BF")):
                 raise UserError(

@@ -140,24 +140,27 @@ def read_adapter(
     said = _configuration(file, header, form)
     adapter = {module: _matrices(file, module, parts, said) for module, parts in kinds.items()}
     check(architecture, shapes, adapter, file)
-    modules = {stripped(WRAPPERS.sub("", name)).partition(".lora_")[0] for name in tensors}
-    if said and modules >= adapter.keys():  # under the names that the configuration is about
-        _note_missing(said, shapes, modules, file)
+    with reading(file):  # whatever a configuration's expression is
+        _note_missing(said or {}, shapes, adapter, tensors, file)
     return adapter
 
 
-def _note_missing(said: Mapping[str, Any], shapes: Shapes, modules: set[str], file: Path) -> None:
+def _note_missing(
+    said: Mapping[str, object], shapes: Shapes, adapter: Adapter, tensors: Iterable[str], file: Path
+) -> None:
     """Print the modules of the base model that PEFT's configuration targets and a file lacks.
 
-    An expression may be meant for a larger model: it counts only if it fits no module of the file.
+    Nothing under others' names. An expression may be meant for a larger model: it counts only if it
+    fits no module of the file.
     """
-    targets = said.get("target_modules") or []
+    modules = {stripped(WRAPPERS.sub("", name)).partition(".lora_")[0] for name in tensors}
     aimed = lambda names: [
         name for name in names if check_target_module_exists(SimpleNamespace(**said), name)
     ]
     matrices = {name.removesuffix(".weight") for name in shapes if len(shapes[name]) > 1}
-    missing = sorted(aimed(matrices - modules)) if targets else []
-    if missing and not (isinstance(targets, str) and aimed(modules)):
+    missing = sorted(aimed(matrices - modules)) if said.get("target_modules") else []
+    fits = isinstance(said.get("target_modules"), str) and aimed(modules)
+    if missing and not fits and modules >= adapter.keys():
         echo(
             f"warning: {file}: lacks {len(missing)} modules that its target_modules name: "
             f"{in_one_line(missing)}",

@@ -220,9 +220,8 @@ def read_weights(architecture: Architecture, transformer: torch.nn.Module, place
     for file in files:
         with reading(file), safe_open(file, "pt") as opened, torch.no_grad():
             for name, (holder, rows) in where.items():
-                if holder != file:
-                    continue
-                fill(state[name], rows.of(opened.get_slice(rows.name)))
+                if holder == file:
+                    fill(state[name], rows.of(opened.get_slice(rows.name)))
 
 
 def _match(

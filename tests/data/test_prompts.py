@@ -79,8 +79,12 @@ def test_bad_files_are_named_with_what_is_wrong(tmp_path, name, content, message
 
 
 def test_columns_that_say_more_than_a_prompt_are_told_and_others_are_not(tmp_path, capsys):
-    more = ["image", "Images", "media", "video_path", "mask", "control_image", "source_img"]
-    more += ["src_img", "edited_image", "conditioning_image", "Negative Prompt", "instruction"]
+    more = ["image", "Images", "media", "video_path", "mask", "src_img", "edited_image"] + [
+        "conditioning_image",
+        "Negative Prompt",
+        "negative_prompt",
+        "instruction",
+    ]
     files = {"target": "target/1.PNG", "hint": ["a.png"]}
     less = {"file_name": "1.png", "image_id": "7", "style": "x", "source": "coco", "videos": []}
     row = {"prompt": "make it red"} | dict.fromkeys(more, "x") | files | less

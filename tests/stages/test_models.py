@@ -136,8 +136,11 @@ def test_weights_are_chosen_and_checked_when_they_are_fetched(folder, published,
         "ema": "diffusion_pytorch_model.ema.safetensors",
         "file": weights.name,
     }
-    # Of another model, without one of its weights, and of no form that is read
+    # Of codes, of another model, without one of its weights, and of no form that is read
     tensors = load_file(weights)
+    save_file(tensors | {"proj_out.bias": tensors["proj_out.bias"].bool()}, weights)
+    said = "proj_out.bias is bool, and weights are floating-point numbers"
+    assert said in published(plain={"folder": "theirs"}).stderr
     save_file({name: value for name, value in tensors.items() if name != "proj_out.bias"}, weights)
     assert published(plain={"folder": "theirs"}).stderr.startswith(
         f"error: {weights.relative_to(folder)}: lacks proj_out.bias (1 such"
