@@ -8,7 +8,7 @@ the trackers' files, which are in LIVE, outside what DVC hashes.
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -33,7 +33,6 @@ from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards.preprocess import pil_images
 from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.tracking.utilization import Share, share_of_peak
-from g2rpo_core.training.settings import TrackingSettings
 from g2rpo_core.training.trainer import Trainer
 
 Setting = bool | int | float | str
@@ -42,45 +41,46 @@ LIVE = Path(".cache", "live")
 CAPTION = 14  # pixels under an image
 
 
-class Tracking:
-    """The trackers of the run `name`, which log each iteration; only in the first process.
+class Display:
+    """The display of the run `name`, such as tiny/g2rpo-1; only the first process shows anything.
 
-    first: the iteration after which a resumed run begins; TensorBoard hides what was logged of
-    later ones. UserError if a tracker is not installed.
+    prompts: those of the sample images; first: the iteration after which a resumed run begins, so
+    that TensorBoard hides what was logged of later ones. UserError if a tracker is not installed.
     """
 
-    def __init__(self, name: str, settings: TrackingSettings, first: int = 0, folder: Path = LIVE):
-        if lacking := next(filter(None, map(not_installed, settings.to)), None):
-            raise UserError(f"training.tracking.to: {lacking}")
-        PartialState()  # accelerate's trackers ask it which process this is
-        self.folder = folder / name
+    def __init__(self, name: str, trainer: Trainer, prompts: EmbeddingStore, first: int):
+        self.name, self.trainer, self.prompts = name.rpartition("/")[2], trainer, prompts
+        self.settings = trainer.training.tracking
+        self.quiet = trainer.processes.rank > 0
+        self.folder = LIVE / name
         self.before: Mapping | None = None  # the record before
         self.share: Share | None = None  # of the peak, where that is known
         self.reported: set[str] = set()  # failures
         self.trackers: list[GeneralTracker] = []
-        for kind in settings.to:
+        if not self.quiet:
+            self._start_trackers(name, first)
+        self.bar = Bar(
+            total=trainer.training.iterations,
+            initial=first,
+            desc=self.name,
+            unit="iteration",
+            disable=self.quiet,
+        )
+
+    def _start_trackers(self, name: str, first: int) -> None:
+        """Start them, and tell them the run's settings, by which their pages compare runs."""
+        if lacking := next(filter(None, map(not_installed, self.settings.to)), None):
+            raise UserError(f"training.tracking.to: {lacking}")
+        PartialState()  # accelerate's trackers ask it which process this is
+        for kind in self.settings.to:
             with self.at_most_a_warning(kind):
-                tracker = _tracker(kind, name, folder, first)
+                tracker = _tracker(kind, name, LIVE, first)
                 tracker.start()
                 self.trackers.append(tracker)
-
-    def configure(self, settings: Mapping[str, Setting]) -> None:
-        """Tell the trackers the run's settings, by which their pages compare runs."""
-        for tracker in self.trackers:
-            with self.at_most_a_warning(tracker.name):
-                if tracker.name == "tensorboard":  # accelerate would write them as another run
-                    for summary in import_module("torch.utils.tensorboard.summary").hparams(
-                        dict(settings), {}
-                    ):
-                        tracker.writer.file_writer.add_summary(summary)
-                else:
-                    tracker.store_init_configuration(dict(settings))
-
-    def warn(self, iteration: int, text: str) -> None:
-        """Log a warning of the run, as text if the tracker takes text."""
-        for tracker in self.trackers:
-            with self.at_most_a_warning(tracker.name):
-                tracker.log({"training/warning": text}, step=iteration)
+        if self.trackers:
+            with self.at_most_a_warning("the share of the peak"):
+                self.share = share_of_peak(self.trainer)
+            self._tell(lambda tracker: _configure(tracker, settings_of(self.trainer)))
 
     @contextmanager
     def at_most_a_warning(self, what: str) -> Iterator[None]:
@@ -98,16 +98,51 @@ class Tracking:
                         file=sys.stderr,
                     )
 
-    def record(self, record: Mapping, num_images: int) -> None:
-        """Log an iteration's record as curves by topic, with its speed and memory.
+    def _tell(self, tell: Callable[[GeneralTracker], None]) -> None:
+        """Tell every tracker something, of which one may fail."""
+        for tracker in self.trackers:
+            with self.at_most_a_warning(tracker.name):
+                tell(tracker)
 
-        num_images: images that it sampled.
+    def group(
+        self, iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor
+    ) -> None:
+        """Show a group's images [G, 3, H, W] with their scores [R, G], if images are due.
+
+        Each image has its scores below it, and the prompt is below all.
         """
-        with self.at_most_a_warning("a record"):
-            self._record(record, num_images)
-        self.before = record
+        if self.quiet or not self.settings.samples_due(iteration):
+            return
+        with self.at_most_a_warning("the images of a group"):
+            captions = [" ".join(f"{score:.3f}" for score in own) for own in scores.T.tolist()]
+            self._show(
+                "group",
+                f"a group's {', '.join(self.trainer.rewards)}",
+                iteration,
+                [_row(images, captions), _text(prompt, 400)],
+            )
 
-    def _record(self, record: Mapping, num_images: int) -> None:
+    def record(self, record: dict) -> None:
+        """Show an iteration's record, and samples if they are due; collective."""
+        with suppress(OSError):
+            if record["num_forward_evals"]:
+                rewards = {
+                    reward: f"{record[f'reward_{reward}']:.3f}" for reward in self.trainer.rewards
+                }
+                self.bar.set_postfix(
+                    rewards | {"NFE/s": round(record["num_forward_evals"] / record["seconds"])}
+                )
+            self.bar.update(record["iteration"] - self.bar.n)
+        if self.trackers:
+            with self.at_most_a_warning("a record"):
+                values = self._curves(record)
+                self._tell(lambda tracker: tracker.log(values, step=record["iteration"]))
+        self.before = record
+        if self.settings.samples and self.settings.samples_due(record["iteration"]):
+            self._samples(record["iteration"], self.settings.samples.prompts)
+
+    def _curves(self, record: Mapping) -> dict[str, float]:
+        """Return a record's finite numbers by topic, with the run's speed and memory."""
         values = {
             f"{topic(key)}/{key}": value
             for key, value in record.items()
@@ -116,7 +151,7 @@ class Tracking:
         # Speed since the record before, and memory
         if self.before and (seconds := record["seconds"] - self.before["seconds"]) > 0:
             values["speed/seconds_per_iteration"] = seconds
-            values["speed/images_per_second"] = num_images / seconds
+            values["speed/images_per_second"] = self.trainer.num_images / seconds
             values["speed/nfe_per_second"] = (
                 record["num_forward_evals"] - self.before["num_forward_evals"]
             ) / seconds
@@ -125,16 +160,23 @@ class Tracking:
         values["memory/host_gib"] = psutil.Process().memory_info().rss / 2**30
         if peak := peak_bytes(device_of(None)):
             values["memory/gpu_peak_gib"] = peak[0] / 2**30
-        # To every tracker, of which one may fail
-        for tracker in self.trackers:
-            with self.at_most_a_warning(tracker.name):
-                tracker.log(values, step=record["iteration"])
+        return values
 
-    def samples(self, iteration: int, images: torch.Tensor, prompts: Sequence[str]) -> None:
-        """Log images [N, 3, H, W] of fixed prompts and noise, below those of iteration 0."""
+    def _samples(self, iteration: int, count: int) -> None:
+        """Sample the first `count` prompts by all processes: sharded weights need every one.
+
+        Their noise is fixed; they are shown below those of iteration 0.
+        """
+        sampling = self.trainer.sampling
+        options = (count, even_sigmas(sampling.steps, sampling.shift), 0, sampling.decode_batch)
+        with self.trainer.result():
+            batches = list(generate_images(self.trainer.policy, self.prompts, *options))
+        if self.quiet:
+            return
         with self.at_most_a_warning("the sample images"):
             base = self.folder / "base.png"
-            now = _row(images, prompts)
+            texts = [prompt.text for part, _ in batches for prompt in part]
+            now = _row(torch.cat([images for _, images in batches]), texts)
             if iteration == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 now.save(base)
@@ -144,31 +186,6 @@ class Tracking:
                 iteration,
                 [Image.open(base), now] if base.exists() else [now],
             )
-
-    def group(
-        self,
-        iteration: int,
-        images: torch.Tensor,
-        rewards: Mapping[str, Sequence[float]],
-        prompt: str,
-    ) -> None:
-        """Log images [G, 3, H, W] of one group, each with its rewards, and the prompt below all."""
-        with self.at_most_a_warning("the images of a group"):
-            captions = [
-                " ".join(f"{values[index]:.3f}" for values in rewards.values())
-                for index in range(len(images))
-            ]
-            self._show(
-                "group",
-                f"a group's {', '.join(rewards)}",
-                iteration,
-                [_row(images, captions), _text(prompt, 400)],
-            )
-
-    def finish(self) -> None:
-        for tracker in self.trackers:
-            with self.at_most_a_warning(tracker.name):
-                tracker.finish()
 
     def _show(self, name: str, title: str, iteration: int, rows: list[Image.Image]) -> None:
         whole = Image.new(
@@ -180,9 +197,20 @@ class Tracking:
             top += row.height
         self.folder.mkdir(parents=True, exist_ok=True)
         whole.save(self.folder / f"{name}.png")
-        for tracker in self.trackers:
-            with self.at_most_a_warning(tracker.name):
-                _show_image(tracker, title, whole, iteration)
+        self._tell(lambda tracker: _show_image(tracker, title, whole, iteration))
+
+    def warn(self, iteration: int, text: str) -> None:
+        """Show a warning of `drift.py`, also as text in the trackers that take text."""
+        if not self.quiet:
+            with suppress(OSError), Bar.external_write_mode(file=sys.stderr):
+                echo(f"warning: {self.name}, iteration {iteration}: {text}", file=sys.stderr)
+        self._tell(lambda tracker: tracker.log({"training/warning": text}, step=iteration))
+
+    def finish(self) -> None:
+        """End the trackers and the progress bar."""
+        self._tell(lambda tracker: tracker.finish())
+        with suppress(OSError):
+            self.bar.close()
 
 
 def not_installed(tracker: str) -> str | None:
@@ -196,8 +224,8 @@ def not_installed(tracker: str) -> str | None:
 def settings_of(trainer: Trainer) -> dict[str, Setting]:
     """Return what decides a run's numbers, by names such as training.learning_rate."""
     parts = {"method": trainer.method, "sampling": trainer.sampling, "training": trainer.training}
-    nested = {name: part.deciding() for name, part in parts.items()}
-    (flat,) = pd.json_normalize(nested | {"seed": trainer.seed}).to_dict("records")
+    nested = {name: part.deciding() for name, part in parts.items()} | {"seed": trainer.seed}
+    (flat,) = pd.json_normalize(nested).to_dict("records")
     return {
         name: value if isinstance(value, (bool, int, float, str)) else str(value)
         for name, value in flat.items()
@@ -240,6 +268,15 @@ def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:
     return make(project, name=run, **({"dir": str(folder / name)} if kind == "wandb" else {}))
 
 
+def _configure(tracker: GeneralTracker, settings: dict[str, Setting]) -> None:
+    if tracker.name == "tensorboard":  # accelerate would write them as another run
+        hparams = import_module("torch.utils.tensorboard.summary").hparams
+        for summary in hparams(settings, {}):
+            tracker.writer.file_writer.add_summary(summary)
+    else:
+        tracker.store_init_configuration(settings)
+
+
 def _show_image(tracker: GeneralTracker, title: str, image: Image.Image, step: int) -> None:
     """Log an image to the trackers that accelerate logs images to."""
     if tracker.name == "tensorboard":
@@ -267,81 +304,3 @@ def _text(text: str, width: int) -> Image.Image:
     image = Image.new("RGB", (width, CAPTION), "white")
     ImageDraw.Draw(image).text((0, 1), visible(text), fill="black")
     return image
-
-
-class Display:
-    """The display of the run `name`, such as tiny/g2rpo-1; only the first process shows anything.
-
-    prompts: those of the sample images; first: the iteration after which a resumed run begins.
-    UserError if a tracker is not installed.
-    """
-
-    def __init__(self, name: str, trainer: Trainer, prompts: EmbeddingStore, first: int):
-        self.name, self.trainer, self.prompts = name.rpartition("/")[2], trainer, prompts
-        self.settings = trainer.training.tracking
-        self.quiet = trainer.processes.rank > 0
-        self.tracking = None if self.quiet else Tracking(name, self.settings, first)
-        if self.tracking and self.tracking.trackers:
-            with self.tracking.at_most_a_warning("the share of the peak"):
-                self.tracking.share = share_of_peak(trainer)
-            with self.tracking.at_most_a_warning("the settings"):
-                self.tracking.configure(settings_of(trainer))
-        total = trainer.training.iterations
-        self.bar = Bar(
-            total=total,
-            initial=first,
-            desc=self.name,
-            unit="iteration",
-            disable=self.quiet,
-        )
-
-    def group(
-        self, iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor
-    ) -> None:
-        """Show a group's images [G, 3, H, W] with their scores [R, G], if images are due."""
-        if self.tracking and self.settings.samples_due(iteration):
-            self.tracking.group(
-                iteration, images, dict(zip(self.trainer.rewards, scores.tolist())), prompt
-            )
-
-    def record(self, record: dict) -> None:
-        """Show an iteration's record, and samples if they are due; collective."""
-        with suppress(OSError):
-            if record["num_forward_evals"]:
-                rewards = {
-                    reward: f"{record[f'reward_{reward}']:.3f}" for reward in self.trainer.rewards
-                }
-                self.bar.set_postfix(
-                    rewards | {"NFE/s": round(record["num_forward_evals"] / record["seconds"])}
-                )
-            self.bar.update(record["iteration"] - self.bar.n)
-        if self.tracking:
-            self.tracking.record(record, self.trainer.num_images)
-        if self.settings.samples and self.settings.samples_due(record["iteration"]):
-            self._samples(record["iteration"], self.settings.samples.prompts)
-
-    def _samples(self, iteration: int, count: int) -> None:
-        """Sample the first `count` prompts by all processes: sharded weights need every one."""
-        sampling = self.trainer.sampling
-        options = (count, even_sigmas(sampling.steps, sampling.shift), 0, sampling.decode_batch)
-        with self.trainer.result():
-            batches = list(generate_images(self.trainer.policy, self.prompts, *options))
-        if self.tracking:
-            texts = [prompt.text for part, _ in batches for prompt in part]
-            self.tracking.samples(iteration, torch.cat([images for _, images in batches]), texts)
-
-    def warn(self, iteration: int, text: str) -> None:
-        """Show a warning of `drift.py`."""
-        if self.quiet:
-            return
-        with suppress(OSError), Bar.external_write_mode(file=sys.stderr):
-            echo(f"warning: {self.name}, iteration {iteration}: {text}", file=sys.stderr)
-        if self.tracking:
-            self.tracking.warn(iteration, text)
-
-    def finish(self) -> None:
-        """End the trackers and the progress bar."""
-        if self.tracking:
-            self.tracking.finish()
-        with suppress(OSError):
-            self.bar.close()
