@@ -5,15 +5,12 @@
 Prints, all from one run:
 - the bf16 matrix peak, milliseconds per forward evaluation by batch size, and their share of the
   peak;
-- what compiled blocks and attention backends gain, and how far they move a velocity;
-- the seconds of a G2RPO rollout at the paper's setting (720x720, T = 16, 12 members), by the
-  measured rate.
+- what compiled blocks and attention backends gain, and how far they move a velocity.
 
 `--size tiny --device cpu` runs the same code on any machine.
 """
 
 import argparse
-import contextlib
 import copy
 import shutil
 import statistics
@@ -26,7 +23,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.drawn import drawn_transformer
-from g2rpo_core.algorithm.methods import METHODS
 from g2rpo_core.architectures.flux import TRANSFORMER, VAE, Flux
 from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.models.cost import Measured
@@ -52,9 +48,7 @@ SIZES = {  # transformer, VAE, side of the images, text tokens
         16,
     ),
 }
-STEPS, GROUP = 16, 12
 T = TypeVar("T")
-PUBLISHED_FORWARD_EVALS = 2188  # of the published loop at this setting; each is a call of batch 1
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -124,69 +118,40 @@ def inputs(policy: Policy, batch: int) -> tuple[torch.Tensor, torch.Tensor, torc
     )
 
 
-class Bench:
-    """One model on one device; `milliseconds` of the variants measured so far, by batch size."""
+def bench(size: str, device: torch.device, batches: list[int]) -> None:
+    """Print the peak, then what eager, attention backends and compiled blocks reach of it."""
+    cuda = device.type == "cuda"
+    peak = matrix_peak(device, 8192 if cuda else 512)
+    policy, conditioning = make_policy(size, device)
+    exact = policy.velocity(conditioning)
+    with Measured() as measured:
+        exact(*inputs(policy, 1))
+    print(
+        f"{describe(device)}: {peak / 1e12:.0f} TFLOP/s bf16; {measured.flops / 1e12:.2f} TFLOP "
+        f"per forward evaluation, {policy.image_tokens} + {SIZES[size][3]} tokens"
+    )
 
-    def __init__(self, size: str, device: torch.device):
-        self.device = device
-        self.peak = matrix_peak(device, 8192 if device.type == "cuda" else 512)
-        self.policy, self.conditioning = make_policy(size, device)
-        self.exact = self.policy.velocity(self.conditioning)
-        self.milliseconds: dict[str, dict[int, float]] = {}
-        with Measured() as measured:
-            self.exact(*inputs(self.policy, 1))
-        self.flops = measured.flops
-        tokens = f"{self.policy.image_tokens} + {SIZES[size][3]} tokens"
-        print(
-            f"{describe(device)}: {self.peak / 1e12:.0f} TFLOP/s bf16; {self.flops / 1e12:.2f} "
-            f"TFLOP per forward evaluation, {tokens}"
-        )
-
-    def measure_variants(self, batches: list[int]) -> None:
-        """Measure eager, attention backends and compiled blocks, where the device has them."""
-        cuda, weights = self.device.type == "cuda", self.policy.transformer
-        self.measure("eager", self.exact, batches)
-        for name, backend in BACKENDS.items() if cuda else ():
-            self.measure(name, self.exact, [max(batches)], partial(sdpa_kernel, [backend]))
-        if cuda or shutil.which("c++"):
-            self.policy.transformer = copy.deepcopy(weights)
-            for block in self.policy.architecture.blocks(self.policy.transformer):
-                block.compile()
-            self.measure("compiled", self.policy.velocity(self.conditioning), batches)
-
-    def measure(
-        self,
-        label: str,
-        field: Velocity,
-        batches: list[int],
-        context: Callable = contextlib.nullcontext,
-    ) -> None:
-        """Measure time by batch size, and the distance from the exact velocity."""
-        self.milliseconds[label] = {}
+    def measure(label: str, field: Velocity, batches: list[int]) -> None:
         for batch in batches:
-            with context():
-                call = partial(field, *inputs(self.policy, batch))
-                seconds = median_seconds(call, self.device) / batch
-            self.milliseconds[label][batch] = 1e3 * seconds
+            seconds = median_seconds(partial(field, *inputs(policy, batch)), device) / batch
             print(
                 f"{label:12} batch {batch:3}: {1e3 * seconds:8.2f} ms per forward evaluation, "
-                f"{self.flops / seconds / self.peak:6.1%} of the peak",
+                f"{measured.flops / seconds / peak:6.1%} of the peak",
                 flush=True,
             )
-        arguments = inputs(self.policy, 2)
-        exact = self.exact(*arguments)
-        with context():
-            moved = (field(*arguments) - exact).norm() / exact.norm()
+        arguments = inputs(policy, 2)
+        plain = exact(*arguments)
+        moved = (field(*arguments) - plain).norm() / plain.norm()
         print(f"{label:12} moves a velocity by {moved.item():.1e} of it", flush=True)
 
-    def rollout_seconds(self) -> dict[str, float]:
-        """Multiply the best rate of each variant by the forward evaluations of a rollout."""
-        count = METHODS["g2rpo"].tree.build(STEPS).num_forward_evals(GROUP)
-        rates = self.milliseconds
-        seconds = {label: count * min(of.values()) / 1e3 for label, of in rates.items()}
-        if alone := rates["eager"].get(1):
-            seconds["published, eager, batch 1"] = PUBLISHED_FORWARD_EVALS * alone / 1e3
-        return seconds
+    measure("eager", exact, batches)
+    for name, backend in BACKENDS.items() if cuda else ():
+        measure(name, sdpa_kernel(backend)(exact), [max(batches)])
+    if cuda or shutil.which("c++"):
+        policy.transformer = copy.deepcopy(policy.transformer)
+        for block in policy.architecture.blocks(policy.transformer):
+            block.compile()
+        measure("compiled", policy.velocity(conditioning), batches)
 
 
 @torch.no_grad()
@@ -199,10 +164,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8, 12])
     args = parser.parse_args()
-    bench = Bench(args.size, found_device(parser, args.device))
-    bench.measure_variants(args.batches)
-    shown = ", ".join(f"{key} {value:.1f}" for key, value in bench.rollout_seconds().items())
-    print(f"rollout of one prompt at the paper's setting, seconds: {shown}")
+    bench(args.size, found_device(parser, args.device), args.batches)
 
 
 if __name__ == "__main__":

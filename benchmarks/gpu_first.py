@@ -14,6 +14,7 @@ import argparse
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import open_clip
@@ -45,10 +46,7 @@ SMALL_CLIP = {
     "embed_dim": 32, "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16},
     "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1},
 }  # fmt: skip
-TINY = (
-    {"height": 64, "width": 64},
-    {"prompts_per_iteration": 1, "num_generations": 2},
-)  # instead of flux_smoke's
+SMALL_GROUP = {"prompts_per_iteration": 1, "num_generations": 2}  # instead of flux_smoke's
 GIB = 2**30
 Row = tuple[str, str, str]  # what, as measured, as planned
 
@@ -58,10 +56,10 @@ def by_rows(policy: Policy, conditioning: Conditioning) -> Iterator[Row]:
     """Yield a latent's velocity error and seconds by the rows of a call, relative to 1 row."""
     field, arguments = policy.velocity(conditioning), inputs(policy, max(ROWS))
     call = lambda count: field(*(each[:count] for each in arguments))[0]
-    alone, first = call(1), median_seconds(lambda: call(1), policy.device, WARM)
+    alone, first = call(1), median_seconds(partial(call, 1), policy.device, WARM)
     for count in ROWS[1:]:
         difference = ((call(count) - alone).norm() / alone.norm()).item()
-        seconds = median_seconds(lambda count=count: call(count), policy.device, WARM)
+        seconds = median_seconds(partial(call, count), policy.device, WARM)
         where, ratio = f"in a call of {count} rows", seconds / count / first
         yield f"velocity {where}: relative difference to 1 row", f"{difference:.1e}", "0"
         yield f"a row's seconds {where}: ratio to 1 row", f"{ratio:.2f}", "1"
@@ -90,20 +88,25 @@ def make_trainer(
 ) -> Trainer:
     """Make the profile's trainer of G²RPO on this policy; prompts share one random encoding."""
     run = profile.run("g2rpo")
-    smaller = TINY if size == "tiny" else ({}, {})
-    sampling, training = (
-        section.model_copy(update=change)
-        for section, change in zip((run.sampling, run.training), smaller)
+    if size == "tiny":
+        sampling = run.sampling.model_copy(update={"height": 64, "width": 64})
+        training = run.training.model_copy(update=SMALL_GROUP)
+        run = replace(run, sampling=sampling, training=training)
+    policy = Policy(
+        policy.architecture,
+        policy.transformer,
+        policy.vae,
+        run.sampling.height,
+        run.sampling.width,
+        run.sampling.guidance,
+        policy.dtype,
+        policy.device,
     )
-    size_and_guidance = (sampling.height, sampling.width, sampling.guidance)
-    models = (policy.architecture, policy.transformer, policy.vae)
-    policy = Policy(*models, *size_and_guidance, policy.dtype, policy.device)
-    count = training.prompts_per_iteration
+    count = run.training.prompts_per_iteration
     prompts = [Prompt(str(number), f"a photo of {number} cats", "") for number in range(count)]
     one = Conditioning({name: tensor[0].cpu() for name, tensor in conditioning.tensors.items()})
     write(folder, prompts, lambda part: ((prompt, one) for prompt in part), "bfloat16", count)
-    rewards = dict.fromkeys(training.rewards, scorer)
-    run = replace(run, sampling=sampling, training=training)
+    rewards = dict.fromkeys(run.training.rewards, scorer)
     return Trainer(run, policy, EmbeddingStore(folder), rewards, 0)
 
 
@@ -117,8 +120,7 @@ def iterations(trainer: Trainer, profile: Profile, size: str) -> Iterator[Row]:
     start = [parameter.detach().clone() for parameter in trainer.parameters]
     for _ in range(2):
         with torch.no_grad():
-            for parameter, value in zip(trainer.parameters, start):
-                parameter.copy_(value)
+            torch._foreach_copy_(trainer.parameters, start)
         trainer.optimizer.state.clear()
         reset_peak(device)
         record, seconds = timed(device, lambda: trainer.iterate(0))
@@ -131,12 +133,13 @@ def iterations(trainer: Trainer, profile: Profile, size: str) -> Iterator[Row]:
         yield "GiB allocated at most in an iteration", measured, f"{gib:.1f}" if plan else "-"
     planned = f"{plan.seconds_per_iteration:.1f}" if plan else "-"
     yield "seconds of an iteration, the second time", f"{seconds:.2f}", planned
-    mfu = share(START, {**record, "seconds": seconds}) if share else None
-    measured = "-" if mfu is None else f"{mfu:.2f}"
-    yield "share of the peak over the whole iteration", measured, "0.4 of transformer calls"
-    apart = f"{(ends[0] - ends[1]).abs().max().item():.1e}"
-    twice = "the same iteration twice: largest difference of weights"
-    yield twice, apart, "0 with numerics: deterministic"
+    mfu = f"{share(START, {**record, 'seconds': seconds}):.2f}" if share else "-"
+    yield "share of the peak over the whole iteration", mfu, "0.4 of transformer calls"
+    yield (
+        "the same iteration twice: largest difference of weights",
+        f"{(ends[0] - ends[1]).abs().max().item():.1e}",
+        "0 with numerics: deterministic",
+    )
 
 
 @torch.no_grad()
@@ -147,20 +150,24 @@ def half_scores(scorer: CosineScore, device: torch.device) -> Iterator[Row]:
     whole = scorer(images, texts)
     with torch.autocast(device.type, torch.float16 if device.type == "cuda" else torch.bfloat16):
         half = scorer(images, texts)
-    apart = f"{(half.float() - whole).abs().max().item():.1e}"
-    yield "HPS-v2.1's architecture in half precision: largest difference of a score", apart, "-"
+    yield (
+        "HPS-v2.1's architecture in half precision: largest difference of a score",
+        f"{(half.float() - whole).abs().max().item():.1e}",
+        "-",
+    )
 
 
 def rows(args: argparse.Namespace, device: torch.device, folder: Path) -> Iterator[Row]:
     """Measure everything, one row of the table after the other."""
-    memory = (
-        torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    )
-    chosen = args.profile or PROFILES[memory is not None and memory < SMALL_GIB * GIB]
+    small = device.type == "cuda" and torch.cuda.mem_get_info(device)[1] < SMALL_GIB * GIB
+    chosen = args.profile or PROFILES[small]
     profile = load_profile(profile_path(chosen))
     run = profile.run("g2rpo")
-    where = f"{describe(device)}, torch {torch.__version__}, {args.size}, {chosen}"
-    yield where, "measured", "planned"
+    yield (
+        f"{describe(device)}, torch {torch.__version__}, {args.size}, {chosen}",
+        "measured",
+        "planned",
+    )
     yield "---", "---", "---"
     torch.manual_seed(0)
     policy, conditioning = make_policy(args.size, device, run.training.lora, run.sampling.quantize)

@@ -6,15 +6,15 @@ its tail from there; images are decoded and scored one at a time; every transiti
 forward and backward, except that G2RPO's members share theirs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
+from itertools import pairwise
 
 import torch
 
 from g2rpo_core.algorithm.advantage import branch_advantages
 from g2rpo_core.algorithm.loss import clipped_loss, ratio
 from g2rpo_core.data.embeddings import Conditioning
-from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.schedule import sigma_at, tail
 from g2rpo_core.training.trainer import Trainer
@@ -36,83 +36,59 @@ class PublishedIteration:
         initial: torch.Tensor,
         noises: Sequence[torch.Tensor],
     ):
-        self.trainer, self.policy, self.method = trainer, trainer.policy, trainer.method
+        policy = self.policy = trainer.policy
+        self.trainer, self.method = trainer, trainer.method
         self.sigma_of = partial(
             sigma_at, steps=trainer.sampling.steps, shift=trainer.sampling.shift
         )
-        self.velocity, self.initial, self.noises = (
-            self._counted(self.policy, conditioning),
-            initial,
-            noises,
-        )
+        self.field, self.initial, self.noises = policy.velocity(conditioning), initial, noises
+        self.prompt = torch.zeros(1, dtype=torch.int64, device=policy.device)
         self.num_forward_evals = 0
-        self.transitions: dict[
-            tuple[int, int], tuple
-        ] = {}  # (SDE step, member) -> step, latents, next latents, log-probability
+        # (SDE step, member) -> step, latents, next latents, log-probability
+        self.transitions: dict[tuple[int, int], tuple] = {}
 
-    def _counted(
-        self, policy: Policy, conditioning: Conditioning
-    ) -> Callable[[torch.Tensor, float], torch.Tensor]:
-        velocity, prompt = (
-            policy.velocity(conditioning),
-            torch.zeros(1, dtype=torch.int64, device=policy.device),
-        )
+    def velocity(self, x: torch.Tensor, step: float) -> torch.Tensor:
+        """Evaluate one latent, and count it unless it is trained on."""
+        self.num_forward_evals += not torch.is_grad_enabled()
+        return self.field(x[None], x.new_full((1,), self.sigma_of(step)), self.prompt)[0]
 
-        def velocity_at(x: torch.Tensor, step: float) -> torch.Tensor:
-            self.num_forward_evals += (
-                torch.is_inference_mode_enabled() or not torch.is_grad_enabled()
-            )
-            return velocity(x[None], x.new_full((1,), self.sigma_of(step)), prompt)[0]
-
-        return velocity_at
+    def follow(self, x: torch.Tensor, step: float, following: float) -> torch.Tensor:
+        """Take one ODE step."""
+        return x + self.velocity(x, step) * (self.sigma_of(following) - self.sigma_of(step))
 
     @torch.no_grad()
     def sample(self) -> torch.Tensor:
         """Sample clean latents [B, J, G, ...]."""
-        steps, sigma_of, group = self.trainer.sampling.steps, self.sigma_of, len(self.noises[0])
-        branches = self.method.tree.branches(steps)
+        steps, tree = self.trainer.sampling.steps, self.method.tree
         # The anchor: the whole schedule once
         anchor = [self.initial]
-        if self.method.tree.branching == "each":
+        if tree.branching == "each":
             for step in range(steps):
-                anchor.append(
-                    anchor[-1]
-                    + self.velocity(anchor[-1], step) * (sigma_of(step + 1) - sigma_of(step))
-                )
+                anchor.append(self.follow(anchor[-1], step, step + 1))
         clean, before = [], 0  # SDE steps of the branches before
-        for sde_steps in branches:
+        for sde_steps in tree.branches(steps):
             members = []
-            for member in range(group):
-                start = sde_steps[0] if self.method.tree.branching == "each" else 0
+            for member in range(len(self.noises[0])):
+                start = sde_steps[0] if tree.branching == "each" else 0
                 # SDE steps of a member, from the anchor
                 x = anchor[start]
                 for step in range(start, sde_steps[-1] + 1):
-                    v = self.velocity(x, step)
                     if step not in sde_steps:
-                        x = x + v * (sigma_of(step + 1) - sigma_of(step))
+                        x = self.follow(x, step, step + 1)
                         continue
-                    index = before + sde_steps.index(step)
+                    index, v = before + sde_steps.index(step), self.velocity(x, step)
                     transition = self.trainer.sampler.transition(x[None], v[None], step=step)
                     following = transition.sample(self.noises[index][member][None])
-                    self.transitions[index, member] = (
-                        step,
-                        x,
-                        following[0],
-                        transition.log_prob(following)[0],
-                    )
+                    log_prob = transition.log_prob(following)[0]
+                    self.transitions[index, member] = step, x, following[0], log_prob
                     x = following[0]
                 # Its tails, one per granularity
                 ends = []
-                for granularity in self.method.tree.granularities:
-                    end, path = (
-                        x,
-                        [*tail(steps, sde_steps[-1], granularity, self.method.tree.grid), steps],
+                for granularity in tree.granularities:
+                    path = [*tail(steps, sde_steps[-1], granularity, tree.grid), steps]
+                    ends.append(
+                        reduce(lambda end, pair: self.follow(end, *pair), pairwise(path), x)
                     )
-                    for tail_step, following_step in zip(path, path[1:]):
-                        end = end + self.velocity(end, tail_step) * (
-                            sigma_of(following_step) - sigma_of(tail_step)
-                        )
-                    ends.append(end)
                 members.append(torch.stack(ends))
             clean.append(torch.stack(members, 1))
             before += len(sde_steps)
@@ -126,9 +102,8 @@ class PublishedIteration:
         scores = []
         for number, latents in enumerate(clean.flatten(0, 2)):
             image = self.policy.decode(latents[None], 1)
-            text = (
-                prompt + " " * number
-            )  # the same tokens, but not found among the encodings that a scorer keeps
+            # The same tokens, but not found among the encodings that a scorer keeps
+            text = prompt + " " * number
             scores.append(torch.stack([reward(image, [text])[0] for reward in rewards.values()]))
         return torch.stack(scores, 1).view(len(rewards), 1, *clean.shape[:3])
 

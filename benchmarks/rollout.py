@@ -3,7 +3,7 @@
     python -m benchmarks.rollout [--size tiny|compute] [--models models/tiny] [--repeats 3]
     [--compile]
 
-Prints NFE, seconds, shares of the machine's peak, and how far the results differ. Sizes: `tiny` is
+Prints NFE, seconds, the speedup, and how far the results differ. Sizes: `tiny` is
 the profile's (16 + 12 tokens: per-call overhead dominates); `compute` the same model on larger
 images (484 + 12 tokens: arithmetic dominates, so that only saved forward evaluations and saved
 training passes count). With `--compile`, ours has the setting `training.parallel.compile`, which
@@ -20,7 +20,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.flux import inputs, matrix_peak, timed
+from benchmarks.flux import timed
 from benchmarks.published_loops import PublishedIteration
 from g2rpo_core.algorithm.batch import TrainedTransition
 from g2rpo_core.algorithm.methods import METHODS
@@ -29,7 +29,6 @@ from g2rpo_core.architectures.table import text_encoders
 from g2rpo_core.config import load_profile
 from g2rpo_core.data.embeddings import EmbeddingStore, encode, write
 from g2rpo_core.data.prompts import captions
-from g2rpo_core.models.cost import Measured
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import ParallelSettings
 from g2rpo_core.numerics.cuda import prepare
@@ -45,8 +44,7 @@ from g2rpo_core.training.trainer import Trainer
 SIZES = {"tiny": (32, 144, 16), "compute": (176, 12, 1)}
 NAMES = ("g2rpo", "dance_grpo", "mix_grpo")
 STEPS = 16
-PEAK_SIDE = 2048  # of the square matrices whose product is the machine's peak
-Run = tuple[int, dict[str, float], tuple]  # NFE, seconds by part; latents, scores, gradients
+Run = tuple[int, tuple]  # NFE; latents, scores, gradients
 
 
 def make_store(models: Path, folder: Path) -> EmbeddingStore:
@@ -78,102 +76,68 @@ def make_policy(models: Path, side: int, device: str, compiled: bool = False) ->
     return policy
 
 
-class Comparison:
-    """Both loops of one iteration at T = 16 and 12 members, on equal weights and noise."""
+def compare_loops(
+    name: str,
+    policy: Policy,
+    store: EmbeddingStore,
+    models: Path,
+    sampling: SamplingSettings,
+    repeats: int,
+) -> dict:
+    """Run one iteration of both loops in turn, at T = 16, on equal weights and noise.
 
-    def __init__(
-        self,
-        name: str,
-        policy: Policy,
-        store: EmbeddingStore,
-        models: Path,
-        sampling: SamplingSettings,
-    ):
-        # No learning and no clipping, so that an iteration can be repeated and compared
-        still = {
-            "learning_rate": 0.0,
-            "max_grad_norm": 1e9,
-            "batch_tokens": sampling.batch_tokens,
-        }
-        training = load_profile(Path("profiles/tiny.yaml")).training.model_copy(update=still)
-        self.policy, self.store, self.sampling = policy, store, sampling
-        self.method = METHODS[name].changed(objective={"updates_per_rollout": "iteration"})
-        self.group = training.num_generations
-        self.rewards = registry.load(list(training.rewards), models, policy.device)
-        run = RunSettings(self.method, sampling, training)
-        self.trainer = Trainer(run, policy, store, self.rewards, seed=0)
-        self.conditioning, self.text = store.conditioning([0]), store.prompts[0].text
-        tree = self.method.tree.build(STEPS)
-        self.chosen = self.method.objective.draw_steps(len(tree.sde_steps), random.Random(0))
-        # What RolloutSampler draws in iteration 0
-        draw = generator("rollout", 0, 0, 0)
-        self.initial = policy.noise(draw)
-        self.noises = [policy.noise(draw, self.group) for _ in tree.sde_steps]
+    Return their costs, the published loop's first, and how far the last results differ.
+    """
+    # No learning and no clipping, so that an iteration can be repeated and compared
+    still = {"learning_rate": 0.0, "max_grad_norm": 1e9, "batch_tokens": sampling.batch_tokens}
+    training = load_profile(Path("profiles/tiny.yaml")).training.model_copy(update=still)
+    method = METHODS[name].changed(objective={"updates_per_rollout": "iteration"})
+    rewards = registry.load(list(training.rewards), models, policy.device)
+    trainer = Trainer(RunSettings(method, sampling, training), policy, store, rewards, seed=0)
+    conditioning, text = store.conditioning([0]), store.prompts[0].text
+    sde_steps = method.tree.build(STEPS).sde_steps
+    chosen = method.objective.draw_steps(len(sde_steps), random.Random(0))
+    # What RolloutSampler draws in iteration 0
+    draw = generator("rollout", 0, 0, 0)
+    initial = policy.noise(draw)
+    noises = [policy.noise(draw, training.num_generations) for _ in sde_steps]
 
-    def run_ours(self) -> Run:
-        """Run our iteration."""
-        policy, trainer, seconds = self.policy, self.trainer, {}
-        sample = partial(trainer.sampler, self.conditioning, 0)
-        sampled, seconds["sampling"] = timed(policy.device, sample)
-        texts, decode_batch = [self.text], self.sampling.decode_batch
-        score = partial(score_rollout, policy, self.rewards, sampled, texts, decode_batch, 0)
-        scores, seconds["scoring"] = timed(policy.device, score)
+    def gradients() -> torch.Tensor:
+        own = (parameter.grad for parameter in trainer.parameters)
+        return torch.cat([gradient.flatten() for gradient in own if gradient is not None])
+
+    def ours() -> Run:
+        sampled = trainer.sampler(conditioning, 0)
+        scores = score_rollout(policy, rewards, sampled, [text], sampling.decode_batch, 0)
         objective = trainer.objective
         assert isinstance(objective, PolicyGradient)
         advantages = objective.advantages(sampled, scores, None)
         transitions = [
-            TrainedTransition(transition, own, torch.ones_like(own))
-            for transition, own in ((sampled.transitions[i], advantages[i]) for i in self.chosen)
+            TrainedTransition(sampled.transitions[i], advantages[i], torch.ones_like(advantages[i]))
+            for i in chosen
         ]
-        train = lambda: trainer.update(self.conditioning, objective.update(transitions))
-        _, seconds["training"] = timed(policy.device, train)
-        return sampled.num_forward_evals, seconds, (sampled.clean[0], scores, self.gradients())
+        trainer.update(conditioning, objective.update(transitions))
+        return sampled.num_forward_evals, (sampled.clean[0], scores, gradients())
 
     @torch.compiler.set_stance("force_eager")
-    def run_published(self) -> Run:
-        """Run the published iteration."""
-        device, seconds = self.policy.device, {}
-        published = PublishedIteration(self.trainer, self.conditioning, self.initial, self.noises)
-        clean, seconds["sampling"] = timed(device, published.sample)
-        score = partial(published.score, clean, self.rewards, self.text)
-        scores, seconds["scoring"] = timed(device, score)
-        _, seconds["training"] = timed(device, partial(published.update, scores, self.chosen))
-        return published.num_forward_evals, seconds, (clean, scores, self.gradients())
+    def published() -> Run:
+        loop = PublishedIteration(trainer, conditioning, initial, noises)
+        clean = loop.sample()
+        scores = loop.score(clean, rewards, text)
+        loop.update(scores, chosen)
+        return loop.num_forward_evals, (clean, scores, gradients())
 
-    def gradients(self) -> torch.Tensor:
-        """Return all gradients of the trained weights, flat."""
-        own = (parameter.grad for parameter in self.trainer.parameters)
-        return torch.cat([gradient.flatten() for gradient in own if gradient is not None])
-
-    def run(self, repeats: int) -> dict:
-        """Run both loops in turn; return the medians of their costs, and how far they differ."""
-        self.run_ours()  # warm up, and compile
-        device, runs, peaks = self.policy.device, {"published": [], "ours": []}, []
-        for _ in range(repeats):
-            runs["published"].append(self.run_published())
-            runs["ours"].append(self.run_ours())
-            peaks.append(matrix_peak(device, PEAK_SIDE, self.policy.dtype))
-        published, ours = summarize(runs["published"]), summarize(runs["ours"])
-        rate = ours["evaluations"] / ours["seconds_by_part"]["sampling"]
-        total = lambda run: sum(run[1].values())
-        ratios = [total(theirs) / total(own) for theirs, own in zip(*runs.values())]
-        return {
-            "published": published,
-            "ours": ours,
-            "share_of_peak": rate * count_flops(self.policy, self.store) / median(peaks),
-            "speedup": published["seconds"] / ours["seconds"],
-            "speedup_range": [min(ratios), max(ratios)],
-            "max_difference": largest_differences(runs["ours"][-1][2], runs["published"][-1][2]),
-        }
-
-
-def summarize(runs: list[Run]) -> dict:
-    """Return a loop's NFE and the medians of its seconds."""
-    parts = runs[0][1]
+    ours()  # warm up, and compile
+    runs = [[timed(policy.device, loop) for loop in (published, ours)] for _ in range(repeats)]
+    (theirs, published_end), (own, our_end) = (result for result, _ in runs[-1])
+    seconds = [median(run[loop][1] for run in runs) for loop in (0, 1)]
+    ratios = [before / after for (_, before), (_, after) in runs]
     return {
-        "evaluations": runs[0][0],
-        "seconds": median(sum(seconds.values()) for _, seconds, _ in runs),
-        "seconds_by_part": {part: median(run[1][part] for run in runs) for part in parts},
+        "evaluations": [theirs, own],
+        "seconds": seconds,
+        "speedup": seconds[0] / seconds[1],
+        "speedup_range": [min(ratios), max(ratios)],
+        "max_difference": largest_differences(our_end, published_end),
     }
 
 
@@ -182,32 +146,6 @@ def largest_differences(ours: tuple, published: tuple) -> dict[str, float]:
     latents, rewards, gradient = ((a - b).abs().max().item() for a, b in zip(ours, published))
     largest = published[2].abs().max().item()
     return {"latents": latents, "rewards": rewards, "gradients_relative": gradient / largest}
-
-
-@torch.no_grad()
-@torch.compiler.set_stance("force_eager")
-def count_flops(policy: Policy, store: EmbeddingStore) -> float:
-    """Count the transformer's floating-point operations for one latent."""
-    with Measured() as measured:
-        policy.velocity(store.conditioning([0]))(*inputs(policy, 1))
-    return measured.flops
-
-
-def print_result(name: str, result: dict) -> None:
-    """Print what was measured in a few lines."""
-    listed = lambda values, form: ", ".join(
-        f"{key} {value:{form}}" for key, value in values.items()
-    )
-    for loop in ("published", "ours"):
-        row = result[loop]
-        parts = listed(row["seconds_by_part"], ".2f")
-        cost = f"{row['evaluations']:5} NFE {row['seconds']:7.2f} s ({parts})"
-        print(f"{name:12} {loop:10} {cost}")
-    low, high = result["speedup_range"]
-    differences = listed(result["max_difference"], ".1e")
-    print(f"{name:12} speedup {result['speedup']:.2f}x [{low:.2f}, {high:.2f}]", end="; ")
-    print(f"largest differences: {differences}")
-    print(f"{name:12} share of the matrix peak: {result['share_of_peak']:.0%}")
 
 
 def compare(
@@ -219,24 +157,27 @@ def compare(
     device: str,
     compiled: bool,
 ) -> dict[str, dict]:
-    """Compare both loops for each method at a size; return what `Comparison.run` does, by name."""
+    """Compare both loops for each method at a size; return what `compare_loops` does, by name."""
     profile, (side, batch, decode_batch) = load_profile(Path("profiles/tiny.yaml")), SIZES[size]
     store, texts = make_store(models, folder), profile.embed.max_sequence_length
     policy = make_policy(models, side, device, compiled)
-    update = {
-        "steps": STEPS,
-        "height": side,
-        "width": side,
-        "batch_tokens": batch * (policy.image_tokens + texts),
-        "decode_batch": decode_batch,
-    }
-    sampling = profile.sampling.model_copy(update=update)
-    tokens, threads = f"{policy.image_tokens} + {texts} tokens", torch.get_num_threads()
-    print(f"{size}: {tokens}, {device}, {threads} threads")
+    sampling = profile.sampling.model_copy(
+        update={
+            "steps": STEPS,
+            "height": side,
+            "width": side,
+            "batch_tokens": batch * (policy.image_tokens + texts),
+            "decode_batch": decode_batch,
+        }
+    )
+    print(
+        f"{size}: {policy.image_tokens} + {texts} tokens, {device}, "
+        f"{torch.get_num_threads()} threads"
+    )
     results = {}
     for name in methods:
-        results[name] = Comparison(name, policy, store, models, sampling).run(repeats)
-        print_result(name, results[name])
+        results[name] = compare_loops(name, policy, store, models, sampling, repeats)
+        print(name, *(f"{what} {values}" for what, values in results[name].items()), sep="; ")
     return results
 
 
@@ -247,7 +188,6 @@ def main() -> None:
     )
     option = parser.add_argument
     option("--size", choices=SIZES, default="tiny")
-    option("--methods", nargs="+", choices=NAMES, default=NAMES)
     option("--models", type=Path, default=Path("models/tiny"), help="of the stage `models`")
     option("--repeats", type=int, default=3, help="of both loops, in turn; medians are printed")
     option("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -257,7 +197,7 @@ def main() -> None:
     if args.compile:
         torch._dynamo.config.recompile_limit = 64
     with tempfile.TemporaryDirectory() as folder:
-        options = (args.size, args.methods, args.repeats, args.device, args.compile)
+        options = (args.size, NAMES, args.repeats, args.device, args.compile)
         compare(args.models, Path(folder), *options)
 
 

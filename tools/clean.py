@@ -40,7 +40,10 @@ def main() -> None:
             ours = [LINK] if LINK.resolve().parent == HOME else []
             removed = [*found(*RUNS, *MADE), *ours, HOME]
             for path in removed:
-                remove(path)
+                if path.is_symlink():  # of a link, the link alone
+                    path.unlink()
+                else:
+                    shutil.rmtree(path)
         print("removed:", *(path.relative_to(ROOT) for path in removed))
     except (Failure, OSError) as problem:
         sys.exit(f"error: {problem}")
@@ -49,14 +52,6 @@ def main() -> None:
 def found(*patterns: str) -> list[Path]:
     """Return what the checkout has of these."""
     return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
-
-
-def remove(path: Path) -> None:
-    """Remove a folder; of a link, the link alone."""
-    if path.is_symlink():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
 
 
 def cached_files() -> Path:

@@ -86,12 +86,10 @@ def all_profiles() -> dict[str, Profile]:
 
 def settings_page() -> str:
     """Return the page of settings."""
-    rewards = [spec.settings for spec in REWARDS.values()]
     own = (MainRun, Study, Profile, Method, CustomRewardSettings, RewardServerSettings)
-    pairs = [(model, "validation") for model in dict.fromkeys([*own, *rewards])]
-    _, schema = models_json_schema(pairs)  # type: ignore[arg-type]
-    sections = Sections(schema["$defs"])
-    return render("settings", section=sections.describe, classes=schema["$defs"], rewards=REWARDS)
+    described = dict.fromkeys([*own, *(spec.settings for spec in REWARDS.values())])
+    classes = models_json_schema([(each, "validation") for each in described])[1]["$defs"]
+    return render("settings", section=Sections(classes).describe, classes=classes, rewards=REWARDS)
 
 
 class Sections:
@@ -221,13 +219,12 @@ def help_of(command: str, module: str, *words: str) -> str:
 
 def methods_page() -> str:
     """Return the page of published methods: what each sets, by name."""
-    flow = lambda value: json.dumps(value).replace('"', "")
     set_by = {
         spec: spec.settings.model_dump(mode="json", exclude_defaults=True)
         | ({"training": {"clip_range": spec.clip_range}} if spec.clip_range else {})
         for spec in SPECS
     }
-    return render("methods", set_by=set_by, flow=flow)
+    return render("methods", set_by=set_by, flow=lambda value: json.dumps(value).replace('"', ""))
 
 
 # The pages of base models and published settings
@@ -244,9 +241,14 @@ def bases_page() -> str:
         for name, profile in reversed(profiles.items())
         if name.startswith("tiny")
     }
-    functions = {"smallest": smallest, "guidance": guidance, "licence": licence}
-    bases = [(base, twins[base.pipeline.__name__]) for base in ARCHITECTURES.values()]
-    return render("bases", bases=bases, of_repo=of_repo, **functions)
+    return render(
+        "bases",
+        bases=[(base, twins[base.pipeline.__name__]) for base in ARCHITECTURES.values()],
+        of_repo=of_repo,
+        smallest=smallest,
+        guidance=guidance,
+        licence=licence,
+    )
 
 
 def machines_of(profile: str) -> Machines | None:
@@ -313,10 +315,14 @@ def published_page() -> str:
             for row, read in tables:
                 if any(each is row for each in own):
                     read.append(resolved_settings(profile, entry))
-    here = lambda read, setting: "; ".join(dict.fromkeys(shown(of(setting)) for of in read))
-    wrap = lambda text: textwrap.fill(text, 150, break_long_words=False, break_on_hyphens=False)
-    functions = {"shown": shown, "here": here, "wrap": wrap}
-    return render("published_settings", tables=tables, reasons=PUBLISHED["reasons"], **functions)
+    return render(
+        "published_settings",
+        tables=tables,
+        reasons=PUBLISHED["reasons"],
+        shown=shown,
+        here=lambda read, setting: "; ".join(dict.fromkeys(shown(of(setting)) for of in read)),
+        wrap=partial(textwrap.fill, width=150, break_long_words=False, break_on_hyphens=False),
+    )
 
 
 BUILT_PAGES = {
@@ -333,10 +339,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = [name.removesuffix(".md") for name in BUILT_PAGES]
-    parser.add_argument("page", nargs="?", choices=names, help="print this page instead")
+    pages = {name.removesuffix(".md"): page for name, page in BUILT_PAGES.items()}
+    parser.add_argument("page", nargs="?", choices=pages, help="print this page instead")
     if chosen := parser.parse_args().page:
-        print(BUILT_PAGES[f"{chosen}.md"](), end="")
+        print(pages[chosen](), end="")
         return
     (FOLDER / "settings.md").write_text(settings_page())
     print(FOLDER / "settings.md")

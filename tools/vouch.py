@@ -173,9 +173,8 @@ def run_parts() -> tuple[dict[str, str], set[tuple[str, str]]]:
         started = [
             subprocess.Popen([*command, *bases], env=environment, cwd=ROOT) for bases in shares
         ]
-        while any(each.poll() is None for each in started):
-            if any(each.poll() for each in started):
-                break
+        # Until all have ended, or one has failed
+        while None in (codes := [each.poll() for each in started]) and not any(codes):
             time.sleep(0.2)
         for each in started:
             each.terminate()
@@ -323,8 +322,10 @@ def build(folder: Path, bases: list[str]) -> None:
 def profiles() -> str:
     """Return the hash of what the stage `profile` writes of some profiles."""
     config, stage = import_module("g2rpo_core.config"), import_module("stages.profile")
-    data = {name: config.resolve(config.profile_path(name)).data for name in RESOLVED}
-    written = {name: stage.written_data(each) for name, each in data.items()}
+    written = {
+        name: stage.written_data(config.resolve(config.profile_path(name)).data)
+        for name in RESOLVED
+    }
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:10]
 
 
