@@ -32,17 +32,12 @@ class Asked:
     seed: int
     device: torch.device
 
-    @property
-    def rewards(self) -> str:
-        return " + ".join(self.settings.training.rewards)
-
 
 def parse_rising(text: str, number: type[Number]) -> tuple[Number, ...]:
     """Return rising finite numbers above 0, as 1,2,4; none if the text is anything else."""
     try:
         numbers = tuple(number(word) for word in text.split(","))
-        finite = all(math.isfinite(each) for each in numbers)
+        rising = all(map(math.isfinite, numbers)) and list(numbers) == sorted(set(numbers))
     except (ValueError, OverflowError):  # a whole number may be too large for a float
         return ()
-    rising = finite and list(numbers) == sorted(set(numbers))
     return numbers if rising and numbers[0] > 0 else ()

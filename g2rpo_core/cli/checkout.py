@@ -134,7 +134,7 @@ def report(
         )
     file = home / "reports" / "report.html"
     if study and not (home / "evaluations").exists():
-        render_study(study)
+        _render_study(study)
     elif make or not file.exists():
         require("g2rpo report", "report", *DRAWN_BY)
         command = [sys.executable, "-m", "dvc", "repro", "--single-item", "report"]
@@ -149,7 +149,7 @@ def report(
         raise UserError(f"report: no browser could be started here; open {file.resolve()} yourself")
 
 
-def render_study(name: str) -> None:
+def _render_study(name: str) -> None:
     """Make a study's page from its table; if the stage fails, exit with its status."""
     from g2rpo_core.config import load_study  # imports torch, which would slow down --help
 

@@ -72,12 +72,22 @@ def _walk(
         )
         for run in runs
     }
-    wanted = list(dict.fromkeys(name for names in looked_at.values() for name in names))
-    rewards = registry.load(wanted, asked.models, asked.device, asked.settings.rewards)
+    rewards = registry.load(
+        list(dict.fromkeys(name for names in looked_at.values() for name in names)),
+        asked.models,
+        asked.device,
+        asked.settings.rewards,
+    )
     for run in runs:
-        start = find_start(run.training.start, asked.profile, asked.settings)
         found = walks(
-            load_policy(pipeline, asked.weights, run, asked.seed, asked.device, start),
+            load_policy(
+                pipeline,
+                asked.weights,
+                run,
+                asked.seed,
+                asked.device,
+                find_start(run.training.start, asked.profile, asked.settings),
+            ),
             run,
             [run.training.learning_rate * factor for factor in factors],
             updates,
@@ -117,5 +127,6 @@ def _conclusion(every: Sequence[Walk], judge: str) -> str:
         return f"{name}: no cliff in {judge} up to {every[-1].rate:.1e}: try higher --rates"
     if edge == every[0].rate:
         return f"{name}: {judge} is lost at every rate: try lower --rates"
-    begin = f"begin with a quarter, {edge / 4:.1e}"
-    return f"{name}: cliff at {edge:.1e}, where {judge} is lost; {begin}"
+    return (
+        f"{name}: cliff at {edge:.1e}, where {judge} is lost; begin with a quarter, {edge / 4:.1e}"
+    )

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Literal, ParamSpec
+from typing import Annotated, Literal
 
 import typer
 from typer.models import OptionInfo
@@ -23,8 +22,6 @@ from g2rpo_core.foundation.errors import require
 from g2rpo_core.foundation.profiles import read_chain, study_path
 from g2rpo_core.foundation.runs import BASE
 from g2rpo_core.numerics.pins import pin_profile
-
-P = ParamSpec("P")
 
 
 def option(help: str, min: float | None = None, max: float | None = None) -> OptionInfo:
@@ -68,25 +65,25 @@ profiles = typer.Typer(name="profile", help="List, show or compare profiles.", n
 app.add_typer(profiles)
 
 
-def lazy(
-    module: str, *needs: str, pins: bool = False
-) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def lazy(module: str, *needs: str, pins: bool = False) -> Callable[[Callable], Callable]:
     """Run a command by the function of its name in a module that loads then.
 
     needs: an extra of this package, and the modules that are there with it; pins: compute by the
     profile's numerics.
     """
 
-    def wrap(signature: Callable[P, None]) -> Callable[P, None]:
+    def wrap(signature: Callable) -> Callable:
         @functools.wraps(signature)
-        def run(*args: P.args, **options: P.kwargs) -> None:
+        def run(**options: object) -> None:
             # Weights that are named without a profile are read by native numerics
             named = options.get("models") or options.get("published")
             if pins and (options.get("profile") or not named):
                 _pin(options)
             if needs:
                 require(f"g2rpo {signature.__name__.replace('_', '-')}", *needs)
-            loaded = _import(f"g2rpo_core.cli.{module}")
+            gc.disable()  # for the imports, see stages/start.py
+            loaded = import_module(f"g2rpo_core.cli.{module}")
+            gc.enable()
             getattr(loaded, signature.__name__)(**options)
 
         return run
@@ -94,23 +91,10 @@ def lazy(
     return wrap
 
 
-def _import(name: str) -> ModuleType:
-    """Import a module without the search for garbage, see stages/start.py."""
-    if name not in sys.modules:
-        gc.disable()
-        try:
-            import_module(name)
-            gc.freeze()  # what was imported stays to the end
-        finally:
-            gc.enable()
-    return sys.modules[name]
-
-
 def _pin(options: Mapping[str, object]) -> None:
     """Set what numpy and torch read when they load, for the profile that the options name."""
-    name = options.get("profile")
-    file = study_path(str(options["study"])) if options.get("study") else None
-    if file and file.exists():
+    name, study = options.get("profile"), options.get("study")
+    if study and (file := study_path(str(study))).exists():
         name = read_chain(file).data.get("profile")
     pin_profile(None if name is None else str(name))
 
@@ -211,25 +195,11 @@ app.command("models")(checkout.models)
 app.command("prompts")(checkout.prompts)
 
 
-ProbePrompts = Annotated[
-    int | None,
-    option(
-        "how many training prompts, the first ones (default: 16); with --cliff of the test "
-        "prompts (default: 64)"
-    ),
-]
 Judge = Annotated[
     str | None,
     option(
         "with --cliff: a reward that must not be lost, such as verifier (default: the first of "
         "training.monitor.rewards that is not trained)"
-    ),
-]
-Cliff = Annotated[
-    bool,
-    typer.Option(
-        "--cliff",
-        help="train --methods for some steps at several rates: which loses a held-out score",
     ),
 ]
 
@@ -248,7 +218,13 @@ def probe(
     run: Annotated[
         str, option("`base`, a run such as g2rpo-1, or a folder with `transformer` or `lora`")
     ] = BASE[0],
-    prompts: ProbePrompts = None,
+    prompts: Annotated[
+        int | None,
+        option(
+            "how many training prompts, the first ones (default: 16); with --cliff of the test "
+            "prompts (default: 64)"
+        ),
+    ] = None,
     group: Annotated[
         int | None, option("members of a group (default: training.num_generations)")
     ] = None,
@@ -261,7 +237,13 @@ def probe(
         str, option("with --cliff: entries of the profile, as mix_grpo,dance_grpo")
     ] = "",
     judge: Judge = None,
-    cliff: Cliff = False,
+    cliff: Annotated[
+        bool,
+        typer.Option(
+            "--cliff",
+            help="train --methods for some steps at several rates: which loses a held-out score",
+        ),
+    ] = False,
     rates: Annotated[
         str, option("with --cliff: factors of an entry's learning rate, rising")
     ] = "1,2,4,8",

@@ -27,12 +27,11 @@ def demo(
 ) -> None:
     """Load the models, then serve until Ctrl-C or SIGTERM."""
     profile, settings = read_profile(profile)
-    others = run or []
-    for other in others:
+    for other in run or ():
         find_weights(other, profile)
     echo(f"loading the models of {profile} ...")
-    shown = Demo(Painter(settings, Path("models", profile), device), profile)
-    page = make_page(shown, [BASE[0], *trained_runs(profile), *others])
+    painter = Painter(settings, Path("models", profile), device)
+    page = make_page(Demo(painter, profile), [BASE[0], *trained_runs(profile), *(run or ())])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # gradio then ends as by Ctrl-C
     # A page of another name that leads here (DNS rebinding) is refused
     guard = Middleware(TrustedHostMiddleware, allowed_hosts=names_of(host))

@@ -1,13 +1,13 @@
 """Look at this machine, for `g2rpo doctor`: one block for a bug report, and the checks of a run."""
 
-import importlib.metadata
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import psutil
@@ -56,10 +56,11 @@ def doctor(profile: str | None) -> None:
     With a profile of published weights, also check the machine against it; exit status 1 if a check
     is red.
     """
+    chosen = load_profile(profile_path(profile)) if profile else None
     for line in [*machine(), *profiles(profile)]:
         echo(line)
     red = 0
-    for good, text in checks(profile, load_profile(profile_path(profile))) if profile else ():
+    for good, text in checks(profile, chosen) if profile and chosen else ():
         echo(f"{'ok' if good else 'RED':4} {visible(text)}")
         red += not good
     if red:
@@ -69,48 +70,39 @@ def doctor(profile: str | None) -> None:
 def machine() -> Iterator[str]:
     """Describe versions, processors, memory, disk and tokens, one line a question."""
     yield f"Python: {platform.python_version()}, {platform.system()} {platform.machine()}"
-    lacks = importlib.metadata.PackageNotFoundError
-    versions = {name: attempt(partial(version_of, name), lacks)[0] for name in PACKAGES}
+    versions = {
+        name: attempt(partial(version_of, name), PackageNotFoundError)[0] for name in PACKAGES
+    }
     yield "packages: " + ", ".join(f"{name} {versions[name] or 'missing'}" for name in PACKAGES)
     yield f"g2rpo: {commit() or 'no git checkout here'}"
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(Path.cwd())
     yield f"CPUs: {os.cpu_count()}"
     yield f"memory: {memory.available / GIB:.0f} of {memory.total / GIB:.0f} GiB free"
     yield f"disk: {disk.free / GIB:.0f} of {disk.total / GIB:.0f} GiB free here"
-    needs = driver.needs(torch.__version__, torch.version.cuda)
-    yield (
-        f"NVIDIA driver: {driver.find_version() or 'none found'}; "
-        f"{needs or f'torch {torch.__version__} uses none'}"
+    yield f"NVIDIA driver: {driver.find_version() or 'none found'}; " + (
+        driver.needs(torch.__version__, torch.version.cuda)
+        or f"torch {torch.__version__} uses none"
     )
     if not torch.cuda.is_available():
         yield f"GPU: torch finds none: {why_none()}; profile tiny works, flux_* would take weeks"
     for index in range(torch.cuda.device_count()):
-        name = torch.cuda.get_device_properties(index).name
         free, total = torch.cuda.mem_get_info(index)
         yield (
-            f"GPU {index}: {name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, "
-            f"CUDA {torch.version.cuda}"
+            f"GPU {index}: {torch.cuda.get_device_name(index)}, "
+            f"{free / GIB:.0f} of {total / GIB:.0f} GiB free, CUDA {torch.version.cuda}"
         )
     # Never their values
-    named = ", ".join(name for name in TOKENS if os.environ.get(name))
-    yield f"tokens in the environment: {named or 'none'}"
+    yield f"tokens in the environment: {', '.join(filter(os.environ.get, TOKENS)) or 'none'}"
     yield f"Hugging Face hub: {'logged in' if get_token() else 'not logged in (hf auth login)'}"
 
 
 def profiles(only: str | None) -> Iterator[str]:
-    """Say what each profile still needs: of all, in a line those that need the same.
-
-    UserError if the only one does not load.
-    """
-    lacking: Iterable[str]
-    if only:
-        lacking = missing(only, load_profile(profile_path(only)))
-        yield f"profile {only}: {'; '.join(lacking) or COMPLETE}"
-        return
+    """Say what each profile still needs, or only one: in a line those that need the same."""
     alike: dict[str, list[str]] = {}
-    for name in sorted(path.stem for path in Path("profiles").glob("*.yaml")):
+    names = [only] if only else sorted(path.stem for path in Path("profiles").glob("*.yaml"))
+    for name in names:
         loaded, wrong = attempt(partial(load_profile, profile_path(name)))
-        lacking = missing(name, loaded) if loaded else wrong
+        lacking = [*missing(name, loaded)] if loaded else wrong
         alike.setdefault("; ".join(lacking) or COMPLETE, []).append(name)
     if not alike:
         yield "profiles: no folder `profiles` here: run it in the project's checkout"
@@ -135,12 +127,12 @@ def missing(name: str, profile: Profile) -> Iterator[str]:
 
 def commit() -> str | None:
     """Return the checkout's commit, with `+` if files differ from it; None outside a checkout."""
-    git = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True)
-    if not shutil.which("git") or (head := git("rev-parse", "--short", "HEAD")).returncode:
+    if not shutil.which("git"):
         return None
-    return head.stdout.strip() + (
-        "+" if git("status", "--porcelain", "--untracked-files=no").stdout.strip() else ""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True
     )
+    return done.stdout.strip() or None
 
 
 def checks(name: str, profile: Profile) -> Iterator[Check]:
@@ -151,13 +143,13 @@ def checks(name: str, profile: Profile) -> Iterator[Check]:
     gpus = num_processes("auto", profile.run(method).training.prompts_per_iteration)
     found = [torch.cuda.mem_get_info(index)[1] / GIB for index in range(torch.cuda.device_count())]
     plan = make_plan(profile, method, Machines(gpus, min(found, default=0.0)))
-    fits = (
+    yield (
+        bool(found) and plan.fits,
         f"memory: {method} needs {plan.memory_total_gib:.1f} of {min(found):.1f} GiB on each of "
         f"{gpus} GPUs: g2rpo plan --profile {name} --gpus {gpus} --memory {min(found):.0f}"
         if found
-        else f"GPUs: torch finds none here: {why_none()}; else go to a node with GPUs"
+        else f"GPUs: torch finds none here: {why_none()}; else go to a node with GPUs",
     )
-    yield bool(found) and plan.fits, fits
     yield _network(gpus if found else max(2, gpus))
     yield from _hub(profile)
     yield from _disk(plan)
@@ -189,8 +181,8 @@ def _hub(profile: Profile) -> Iterator[Check]:
     for name, model in getattr(profile.models, "repos", {}).items():
         what = f"models.repos.{name}: {model.place}"
         if model.folder is not None:
-            lacks = "" if Path(model.folder).exists() else " does not exist"
-            yield not lacks, f"folder: {what}{lacks}"
+            there = Path(model.folder).exists()
+            yield there, f"folder: {what}{'' if there else ' does not exist'}"
             continue
         try:
             revision = model.revision or known_revisions(REVISIONS / "models.json").get(model.repo)

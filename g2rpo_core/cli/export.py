@@ -67,10 +67,10 @@ def export(
         shutil.rmtree(aside, ignore_errors=True)
     echo(out / file.relative_to(aside))
     if form == "original" and load_profile(profile_path(profile)).models.source != "hub":
-        note = (
-            "diffusers' from_single_file takes this form for FLUX.1 at its true size, "
-            "so it cannot read it of a small model"
+        echo(
+            "note: diffusers' from_single_file takes this form for FLUX.1 at its true size, "
+            "so it cannot read it of a small model",
+            file=sys.stderr,
         )
-        echo(f"note: {note}", file=sys.stderr)
     if push:
         echo(upload(out, push, public))

@@ -54,10 +54,16 @@ def generate(
         raise UserError(f"generate: --out {out} is not a folder")
     texts = read_texts(prompts, file)
     strength = {"trained_share": trained_share, "lora_scale": lora_scale}
-    origin = {"profile": name, "steps": steps, **strength}
     runs = drawn_as(folders, name, settings, guidance)
-    own = {drawn: {"guidance": how.guidance} for drawn, (_, how) in runs.items()}
-    pictures = Pictures(out, list(runs), texts, numbers, origin, grid, own)
+    pictures = Pictures(
+        out,
+        list(runs),
+        texts,
+        numbers,
+        {"profile": name, "steps": steps, **strength},
+        grid,
+        {drawn: {"guidance": how.guidance} for drawn, (_, how) in runs.items()},
+    )
     if grid:
         check_grid(len(texts) * len(numbers) * len(runs), settings.evaluation)
     with ExitStack() as until_written:

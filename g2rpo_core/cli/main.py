@@ -17,11 +17,9 @@ def main() -> None:
     show_any_text()
     try:
         app()
-    except UserError as error:
-        echo(f"error: {error}", file=sys.stderr)
-        sys.exit(TRANSIENT_STATUS if isinstance(error, TransientError) else 1)
     except Exception as error:
-        if (line := what_lacks(error)) is None:
+        line = str(error) if isinstance(error, UserError) else what_lacks(error)
+        if line is None:
             raise
         echo(f"error: {line}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(TRANSIENT_STATUS if isinstance(error, TransientError) else 1)

@@ -6,7 +6,6 @@ from g2rpo_core.config import Profile, load_profile, load_run, load_study, profi
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.inference.reward_models import PUBLISHED, Place
 from g2rpo_core.numerics.portable import use
-from g2rpo_core.rewards.registry import ALIASES
 from g2rpo_core.rewards.spec import Section
 
 
@@ -48,8 +47,3 @@ def read_rewards(
             f"or give one with published models, such as {PUBLISHED}"
         )
     return settings.rewards, settings.models.repos
-
-
-def resolve_alias(name: str) -> str:
-    """Return the name of a reward that may be given by an alias, such as hps_v2_1."""
-    return ALIASES.get(name, name)

@@ -42,26 +42,6 @@ def probe(
     """Check the options, then measure and print; UserError before any model is loaded."""
     if prompts is None:  # a loss is small beside what a prompt's scores vary by
         prompts = 64 if cliff else 16
-    asked = _asked(profile, study, run, prompts, group, granularities, seed, device)
-    names = [word for word in methods.split(",") if word]
-    _check(asked.settings, asked.profile, names, judge)
-    if cliff:
-        find_cliffs(asked, names, rates, updates, judge, as_json)
-    else:
-        _print_steps(asked, *_measure_steps(asked), as_json)
-
-
-def _asked(
-    profile: str | None,
-    study: str | None,
-    run: str,
-    prompts: int,
-    group: int | None,
-    granularities: str,
-    seed: int,
-    device: str | None,
-) -> Asked:
-    """Check what all measurements are asked, before any model is loaded."""
     name, settings = read_profile(profile, study)
     members = group or settings.training.num_generations
     tails = parse_rising(granularities, int)
@@ -74,7 +54,7 @@ def _asked(
         raise UserError(
             f"probe: --run {run}: with --study {study} only its base, {BASE[0]}, is probed"
         )
-    return Asked(
+    asked = Asked(
         name,
         f"{study or name}, {run}",
         settings,
@@ -87,6 +67,12 @@ def _asked(
         seed,
         device_of(device),
     )
+    names = [word for word in methods.split(",") if word]
+    _check(asked.settings, asked.profile, names, judge)
+    if cliff:
+        find_cliffs(asked, names, rates, updates, judge, as_json)
+    else:
+        _print_steps(asked, *_measure_steps(asked), as_json)
 
 
 def _check(profile: Profile, name: str, names: list[str], judge: str | None) -> None:
@@ -125,8 +111,8 @@ def _print_steps(asked: Asked, steps: list[Step], count: int, as_json: bool) -> 
         return
     coarse = asked.tails[1:]
     echo(
-        f"{asked.title}: training reward {asked.rewards} over {count} prompts, "
-        f"groups of {asked.members}"
+        f"{asked.title}: training reward {' + '.join(asked.settings.training.rewards)} "
+        f"over {count} prompts, groups of {asked.members}"
     )
     echo(
         "step  sigma  spread  "

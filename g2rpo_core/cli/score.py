@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from g2rpo_core.cli.options import read_rewards, resolve_alias
+from g2rpo_core.cli.options import read_rewards
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_text, write_whole, writing
 from g2rpo_core.foundation.texts import echo
@@ -15,6 +15,7 @@ from g2rpo_core.inference.reward_models import folder_of_rewards
 from g2rpo_core.inference.runs import tiny_rewards
 from g2rpo_core.numerics.processes import device_of
 from g2rpo_core.rewards.registry import (
+    ALIASES,
     REWARDS,
     SPECS,
     code_of,
@@ -70,12 +71,15 @@ def score(
 
 def _decides(scorers: Mapping[str, Reward], section: Section, lock: Path) -> list:
     """Return what decides the scores, of images and prompts that are the same."""
-    code = [
-        scorer.health.version if isinstance(scorer, RemoteReward) else code_of(scorer)
-        for scorer in scorers.values()
+    return [
+        list(scorers),
+        {name: section.get(name) for name in scorers},
+        read_text(lock) if lock.exists() else None,
+        [
+            scorer.health.version if isinstance(scorer, RemoteReward) else code_of(scorer)
+            for scorer in scorers.values()
+        ],
     ]
-    settings = {name: section.get(name) for name in scorers}
-    return [list(scorers), settings, read_text(lock) if lock.exists() else None, code]
 
 
 def _write(
@@ -115,16 +119,16 @@ def _resolve(reward: list[str], section: Section) -> list[str]:
     reward: each a name, or several with commas between them.
     """
     reward = [name.strip() for given in reward for name in given.split(",")]
-    any_image = [spec.name for spec in SPECS if not spec.tasks_only]
-    any_image += [name for name in section if name not in REWARDS]
-    names = [resolve_alias(name) for name in reward]
-    for given, name in zip(reward, names):
-        if name not in any_image:
-            aliases = [alias for spec in SPECS for alias in spec.aliases]
+    any_image = [
+        *(spec.name for spec in SPECS if not spec.tasks_only),
+        *(name for name in section if name not in REWARDS),
+    ]
+    for name in reward:
+        if ALIASES.get(name, name) not in any_image:
             raise UserError(
-                f"--reward {given}: unknown; there are {', '.join([*any_image, *aliases])}"
+                f"--reward {name}: unknown; there are {', '.join([*any_image, *ALIASES])}"
             )
-    return names
+    return [ALIASES.get(name, name) for name in reward]
 
 
 def _check_missing(table: pd.DataFrame, names: list[str], section: Section) -> None:

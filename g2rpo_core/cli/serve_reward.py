@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import uvicorn
 
-from g2rpo_core.cli.options import read_rewards, resolve_alias
+from g2rpo_core.cli.options import read_rewards
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import ModelStore
@@ -43,8 +43,8 @@ def serve_reward(
     if key_variable and not key:
         raise UserError(f"--key-variable {key_variable}: is not set in the environment")
     with listen(host, port) as listener:
-        name, on = resolve_alias(reward), device_of(device)
-        made, health = load(reward, name, read_rewards(profile, models, published), on)
+        on = device_of(device)
+        made, health = load(reward, read_rewards(profile, models, published), on)
         served = Served(
             made,
             health,
@@ -55,8 +55,11 @@ def serve_reward(
         )
         url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if not on_loopback(host):
-            who = "the key travels unencrypted, and anyone with it"
-            who = who if key else "no key is needed: anyone"
+            who = (
+                "the key travels unencrypted, and anyone with it"
+                if key
+                else "no key is needed: anyone"
+            )
             echo(
                 f"note: {host} can be reached from outside; {who} who reaches it can have images "
                 "scored",
@@ -85,14 +88,12 @@ def answer(served: Served, listener: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def load(
-    asked: str, name: str, read: tuple[Section, Place], device: torch.device
-) -> tuple[Reward, Health]:
+def load(asked: str, read: tuple[Section, Place], device: torch.device) -> tuple[Reward, Health]:
     """Load and describe a reward; UserError if it is unknown or only a server computes it.
 
     read: the section `rewards` and where models are, as of `read_rewards`.
     """
-    section, place = read
+    (section, place), name = read, registry.ALIASES.get(asked, asked)
     named = registry.labels(section)
     if name not in named:
         raise UserError(f"--reward {asked}: unknown; there are {', '.join(named)}")
@@ -103,11 +104,10 @@ def load(
             f"--reward {name}: the profile only gets it from a server; "
             f"set `class` in rewards.{name} to its code"
         )
-    settings = registry.settings_of({name: own}, name)
     folder = folder_of_rewards([name], {name: own}, place)
     reward = registry.load([name], folder, device, {name: own})[name]
     # Describe it by all that decides its scores
-    decides = settings.model_dump(
+    decides = registry.settings_of({name: own}, name).model_dump(
         mode="json", exclude={"micro_batch", "max_missing", "server", "label"}
     )
     entries = {
