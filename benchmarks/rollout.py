@@ -102,10 +102,6 @@ def compare_loops(
     initial = policy.noise(draw)
     noises = [policy.noise(draw, training.num_generations) for _ in sde_steps]
 
-    def gradients() -> torch.Tensor:
-        own = (parameter.grad for parameter in trainer.parameters)
-        return torch.cat([gradient.flatten() for gradient in own if gradient is not None])
-
     def ours() -> Run:
         sampled = trainer.sampler(conditioning, 0)
         scores = score_rollout(policy, rewards, sampled, [text], sampling.decode_batch, 0)
@@ -117,7 +113,7 @@ def compare_loops(
             for i in chosen
         ]
         trainer.update(conditioning, objective.update(transitions))
-        return sampled.num_forward_evals, (sampled.clean[0], scores, gradients())
+        return sampled.num_forward_evals, (sampled.clean[0], scores, gradients_of(trainer))
 
     @torch.compiler.set_stance("force_eager")
     def published() -> Run:
@@ -125,7 +121,7 @@ def compare_loops(
         clean = loop.sample()
         scores = loop.score(clean, rewards, text)
         loop.update(scores, chosen)
-        return loop.num_forward_evals, (clean, scores, gradients())
+        return loop.num_forward_evals, (clean, scores, gradients_of(trainer))
 
     ours()  # warm up, and compile
     runs = [[timed(policy.device, loop) for loop in (published, ours)] for _ in range(repeats)]
@@ -139,6 +135,12 @@ def compare_loops(
         "speedup_range": [min(ratios), max(ratios)],
         "max_difference": largest_differences(our_end, published_end),
     }
+
+
+def gradients_of(trainer: Trainer) -> torch.Tensor:
+    """Return all gradients of the trained weights, flat."""
+    own = (parameter.grad for parameter in trainer.parameters)
+    return torch.cat([gradient.flatten() for gradient in own if gradient is not None])
 
 
 def largest_differences(ours: tuple, published: tuple) -> dict[str, float]:
