@@ -18,7 +18,8 @@ from typing import Any
 
 import psutil
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.layout import hint_for
@@ -93,12 +94,11 @@ FULL = (
     ),
 )
 NO_FILES = ((errno.EMFILE, errno.ENFILE), ("Too many open files",))
-NO_MEMORY = ((errno.ENOMEM,), ("can't allocate memory", "out of memory"))
+NO_MEMORY = ((errno.ENOMEM,), ("MemoryError", "can't allocate memory", "out of memory"))
 NOT_ALLOWED = (
     (errno.EROFS, errno.EACCES, errno.EPERM),
     ("Read-only file system", "Permission denied"),
 )
-MEMORY_ERRORS = ("MemoryError", "OutOfMemoryError", "ArrowMemoryError")
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -107,15 +107,10 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def _means(error: BaseException | None, numbers: Sequence[int], words: Sequence[str]) -> bool:
-    """Say whether an error or its cause has one of these numbers or words."""
+    """Say whether an error or its cause has one of these numbers, or words in its name or text."""
     while error is not None:
-        if (
-            isinstance(error, OSError)
-            and error.errno in numbers
-            or any(word in str(error) for word in words)
-        ):
-            return True
-        if numbers is NO_MEMORY[0] and type(error).__name__ in MEMORY_ERRORS:
+        text = f"{type(error).__name__}: {error}"
+        if getattr(error, "errno", None) in numbers or any(word in text for word in words):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -127,24 +122,31 @@ def what_lacks(error: BaseException, then: str = "") -> str | None:
     then: what else is to be said of a full disk, such as that the same command goes on.
     """
     where = getattr(error, "filename", None) or Path.cwd()
-    if is_full(error):
-        return f"{where}: the disk is full; {then or 'make room, and run the same command again'}"
-    if _means(error, *NO_FILES):
-        return (
-            "too many open files: allow more with `ulimit -n 4096`, "
-            "and run the same command again; no file is damaged"
-        )
-    if _means(error, *NO_MEMORY):
-        return (
-            "there is not enough memory: ask for less at once (images, group, batch), "
-            "or take a larger machine"
-        )
-    if isinstance(error, OSError) and _means(error, *NOT_ALLOWED):
-        return (
-            f"{where}: cannot be written or read ({error.strerror}): "
-            "it must be a place that you may write to"
-        )
-    return None
+    lines = (
+        (FULL, f"{where}: the disk is full; {then or 'make room, and run the same command again'}"),
+        (
+            NO_FILES,
+            (
+                "too many open files: allow more with `ulimit -n 4096`, "
+                "and run the same command again; no file is damaged"
+            ),
+        ),
+        (
+            NO_MEMORY,
+            (
+                "there is not enough memory: ask for less at once (images, group, batch), "
+                "or take a larger machine"
+            ),
+        ),
+        (
+            NOT_ALLOWED if isinstance(error, OSError) else ((), ()),
+            (
+                f"{where}: cannot be written or read ({getattr(error, 'strerror', None)}): "
+                "it must be a place that you may write to"
+            ),
+        ),
+    )
+    return next((line for what, line in lines if _means(error, *what)), None)
 
 
 def complaint(path: Path | str, reason: str, hint: str | None = None) -> str:
@@ -154,22 +156,11 @@ def complaint(path: Path | str, reason: str, hint: str | None = None) -> str:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
-        byte = error.object[error.start] if error.start < len(error.object) else 0
-        return f"is not UTF-8 (byte {byte:#04x} at {error.start})"
+        return f"is not UTF-8 (byte {error.object[error.start]:#04x} at {error.start})"
     if isinstance(error, FileNotFoundError):
         inside = f" ({Path(error.filename).name})" if error.filename else ""
         return f"does not exist{inside}"
-    if isinstance(error, IsADirectoryError):
-        return "is a folder, not a file"
-    if isinstance(error, RecursionError):
-        return "is nested too deeply"
-    if isinstance(error, OSError) and error.errno in (
-        errno.EACCES,
-        errno.EPERM,
-        errno.EIO,
-        errno.ENOTDIR,
-        errno.ELOOP,
-    ):
+    if isinstance(error, OSError) and error.strerror:
         return f"cannot be read ({error.strerror})"
     text = " ".join(str(error).split()) or type(error).__name__
     if "Traceback (most recent call last)" in text:  # torch's, of all processes
@@ -179,10 +170,8 @@ def _reason(error: BaseException) -> str:
 
 def whole(path: Path) -> Path:
     """Return `path`, a file that is not empty; UserError if it is a folder, empty or missing."""
-    with reading(path):
-        if path.is_dir():
-            raise IsADirectoryError
-        if not path.stat().st_size:
+    with reading(path), path.open("rb") as file:
+        if not file.read(1):
             raise UserError(complaint(path, "is empty"))
     return path
 
@@ -255,14 +244,21 @@ def read_yaml_with_lines(path: Path) -> tuple[Any, dict[str, int]]:
     """Return the same and the line of each leaf by its dotted key."""
     text = read_text(path)
     data = parsed_yaml(text, path)
-    lines: dict[str, int] = {}
-    _walk_lines(_parsed(path, text, "rt"), "", lines)
-    return data, lines
+    node = YAML(typ="safe", pure=True).compose(text)
+    return data, dict(_lines(node)) if isinstance(data, dict) else {}
 
 
 def parsed_yaml(text: str, path: Path) -> Any:
     """Return the same from a file's text."""
-    data = _parsed(path, text, "safe")
+    try:
+        data = YAML(typ="safe", pure=True).load(text)
+    # The last ones are of values, such as a date of month 13
+    except (
+        *(YAMLError, RecursionError),
+        *(ValueError, TypeError, AttributeError, LookupError, AssertionError),
+    ) as error:
+        what = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
+        raise UserError(complaint(path, f"not YAML: {what[:LONGEST]}")) from None
     if problems := complaints(data):
         raise UserError(complaint(path, in_one_line(problems)))
     return data
@@ -274,65 +270,35 @@ def in_one_line(problems: Sequence[str]) -> str:
     return "; ".join(problems[:MANY]) + more
 
 
-def _parsed(path: Path, text: str, kind: str) -> Any:
-    try:
-        return YAML(typ=kind, pure=True).load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f" (line {mark.line + 1})" if mark else ""
-        what = " ".join(f"{error.context or ''} {error.problem or ''}".split())
-        raise UserError(complaint(path, f"not YAML: {what[:LONGEST]}{where}")) from None
-    except YAMLError as error:
-        raise UserError(
-            complaint(path, f"not YAML: {' '.join(str(error).split())[:LONGEST]}")
-        ) from None
-    except RecursionError:
-        raise UserError(complaint(path, "not YAML: it is nested too deeply")) from None
-    # Of values, such as a date of month 13
-    except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-        raise UserError(
-            complaint(path, f"not YAML: {' '.join(str(error).split())[:LONGEST]}")
-        ) from None
-
-
 def complaints(data: Any) -> list[str]:
     """List everything in YAML data that is not plain.
 
     That is: keys that are not text, dates, sets and bytes, numbers that are not finite or too
-    large, control characters, a value that contains itself, and more or deeper values than any
-    settings have.
+    large, control characters, and more or deeper values than any settings have, as of a value that
+    contains itself.
     """
     found: list[str] = []
-    seen = 0
-    within: set[int] = set()
-
-    def walk(value: Any, key: str, depth: int) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > MOST_VALUES or depth > DEEPEST:
-            return
-        problem = _not_plain(value)
-        if isinstance(value, dict | list):
-            if id(value) in within:
-                problem = "contains itself (an anchor in its own value)"
-            else:
-                within.add(id(value))
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                for part, inner in items:
-                    name = f"{key}.{part}" if key else str(part)
-                    if isinstance(value, dict) and (wrong := _no_key(part)):
-                        found.append(f"{shown(key) or 'the file'}: the key {shown(part)} {wrong}")
-                    else:
-                        walk(inner, name, depth + 1)
-                within.discard(id(value))
-        if problem:
-            found.append(f"{shown(key) or 'the file'}: {problem}")
+    todo: list[tuple[str, int, Any]] = [("", 0, data)]
+    for key, depth, value in todo:  # which grows meanwhile
+        where = shown(key) or "the file"
+        if problem := _not_plain(value):
+            found.append(f"{where}: {problem}")
+        if len(todo) > MOST_VALUES:
+            return [*found, f"holds more than {MOST_VALUES:,} values"]
         if depth == DEEPEST and isinstance(value, dict | list) and value:
-            found.append(f"{shown(key)}: is nested too deeply (more than {DEEPEST} levels)")
-
-    walk(data, "", 0)
-    if seen > MOST_VALUES:
-        found.append(f"holds more than {MOST_VALUES:,} values")
+            found.append(f"{where}: is nested too deeply (more than {DEEPEST} levels)")
+        elif isinstance(value, list):
+            todo += [(f"{key}.{index}", depth + 1, inner) for index, inner in enumerate(value)]
+        elif isinstance(value, dict):
+            wrong = {part: _no_key(part) for part in value}
+            found += [
+                f"{where}: the key {shown(part)} {what}" for part, what in wrong.items() if what
+            ]
+            todo += [
+                (f"{key}.{part}" if key else part, depth + 1, inner)
+                for part, inner in value.items()
+                if not wrong[part]
+            ]
     return found
 
 
@@ -368,15 +334,11 @@ def _not_plain(value: Any) -> str | None:
     return f"is a {type(value).__name__}, but settings are texts, numbers, lists and mappings"
 
 
-def _walk_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
-    if not hasattr(node, "items"):
-        return
-    for key, value in node.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, dict) and value:
-            _walk_lines(value, name, lines)
+def _lines(node: MappingNode, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the dotted key of each leaf, and its line; of a merged mapping, where that is."""
+    for key, value in node.value:
+        name = prefix if key.value == "<<" else f"{prefix}{key.value}."
+        if isinstance(value, MappingNode) and value.value:
+            yield from _lines(value, name)
         else:
-            try:
-                lines[name] = node.lc.key(key)[0] + 1
-            except (KeyError, AttributeError, TypeError):  # of a merge key: the line of the mapping
-                lines[name] = (getattr(node, "lc", None) and node.lc.line or 0) + 1
+            yield name.removesuffix("."), key.start_mark.line + 1

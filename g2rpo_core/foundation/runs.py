@@ -123,22 +123,10 @@ def read_lock(path: Path) -> dict[str, dict]:
 def stages_in(text: str, path: Path) -> dict[str, dict]:
     """Return the same from a file's text."""
     data = parsed_yaml(text, path)
-    stages = data.get("stages") if isinstance(data, dict) else None
-    if not isinstance(stages, dict) or not all(map(_is_stage, stages.values())):
-        raise UserError(complaint(path, "is not a DVC lock file with stages"))
-    return stages
-
-
-def _is_stage(stage: object) -> bool:
-    if not isinstance(stage, dict):
-        return False
-    parts = [stage.get(part, []) for part in ("deps", "outs")]
-    return all(isinstance(part, list) and all(map(_is_entry, part)) for part in parts)
-
-
-def _is_entry(entry: object) -> bool:
-    return (
-        isinstance(entry, dict)
-        and isinstance(entry.get("path"), str)
-        and isinstance(entry.get("md5"), str)
-    )
+    try:
+        for stage in data["stages"].values():
+            for entry in [*stage.get("deps", ()), *stage.get("outs", ())]:
+                Path(entry["path"], entry["md5"])  # both are texts
+    except (TypeError, KeyError, AttributeError):
+        raise UserError(complaint(path, "is not a DVC lock file with stages")) from None
+    return data["stages"]
