@@ -25,38 +25,33 @@ from pipeline.process import Ended, Text
 from pipeline.runner import repro
 
 BAR = re.compile(r"(\d{1,3})%\|")  # tqdm's
-BAR_LOGGED_EVERY = 60.0  # seconds
-BAR_SHOWN_EVERY = 10.0
+BAR_EVERY = 30.0  # seconds
 LAST_LINES = 40
 TRANSIENT = "TryAgain"  # the state's name after a temporary failure
 
 
 @dataclass
 class Output:
-    """Callback for a stage's output: lines to Prefect's log, progress bars to an artifact.
+    """Callback for a stage's output: to Prefect's log, and its progress bar to an artifact, too.
 
-    Both at intervals.
+    A bar is passed on every BAR_EVERY seconds.
     """
 
     stage: str
     tail: deque = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-    bar_logged: float = -BAR_LOGGED_EVERY
-    bar_shown: float = -BAR_SHOWN_EVERY
+    bar_due: float = 0.0
     artifact: UUID | None = None
     failed: set[type] = field(default_factory=set)
 
     def __call__(self, text: Text) -> None:
-        now = time.monotonic()
-        bar = BAR.search(text.text)
-        if bar and (not text.redrawn or now >= self.bar_shown + BAR_SHOWN_EVERY):
-            self.bar_shown = now
-            self.show(float(bar[1]), text.text.strip())
-        if text.redrawn:
-            if now < self.bar_logged + BAR_LOGGED_EVERY:
-                return
-            self.bar_logged = now
-        else:
+        if not text.redrawn:
             self.tail.append(text.text)
+        elif time.monotonic() < self.bar_due:
+            return
+        else:
+            self.bar_due = time.monotonic() + BAR_EVERY
+        if bar := BAR.search(text.text):
+            self.show(float(bar[1]), text.text.strip())
         get_run_logger().info("%s", text.text)
 
     def show(self, percent: float, line: str) -> None:
@@ -105,8 +100,7 @@ def stage_task(stage: Stage, stop: threading.Event) -> Task:
 def reproduce_stage(stage: Stage, stop: threading.Event) -> State:
     """Run `dvc repro --single-item` of a stage, and return the state that says how it ended."""
     output = Output(stage.name)
-    busy = lambda: get_run_logger().warning("another run is using the same files: waiting for it")
-    ended = repro(stage, output, stop=stop, time_limit=stage.meta.time_limit, on_busy=busy)
+    ended = repro(stage, output, stop=stop, time_limit=stage.meta.time_limit)
     return make_state(stage, ended, output)
 
 

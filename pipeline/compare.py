@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 from math import isnan
 from pathlib import Path
+from typing import cast
 
 import pandas as pd
 from dvc.api import DVCFileSystem
@@ -24,6 +25,7 @@ from g2rpo_core.config import load_profile, load_study, profile_path, resolve
 from g2rpo_core.evaluation.results import SCORES, reported
 from g2rpo_core.evaluation.settings import EvaluationSettings
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import writing
 from g2rpo_core.foundation.runs import BASE, run_name
 from g2rpo_core.foundation.settings import name_problem
 from g2rpo_core.foundation.tables import read_table
@@ -53,34 +55,23 @@ def main() -> None:
     text = "\n".join(lines(side(args.before), side(args.after))) + "\n"
     echo(*text.splitlines())
     if args.out:
-        try:
+        with writing(args.out):
             args.out.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"compare: --out {args.out}: {error.strerror}: give a file that can be written"
-            ) from None
 
 
 def side(name: str) -> Side:
     """Read one side of the comparison: a study or profile by its name, or a commit."""
     if name_problem(name):
         return read_commit(name)
-    if Path("studies", name, "params.yaml").exists():
-        study = load_study(name)
-        path, home = profile_path(study.profile), Path("studies", name)
-        tables = tables_in(home / "evaluations") or [
-            scores_in(read_results(home / "results.parquet"))
-        ]
-        return _side(name, resolve(path, study).data, load_profile(path, study).evaluation, tables)
-    if profile_path(name).exists():
-        path = profile_path(name)
-        return _side(
-            name,
-            resolve(path).data,
-            load_profile(path).evaluation,
-            tables_in(Path("evaluations", name)),
-        )
-    return read_commit(name)
+    study = load_study(name) if Path("studies", name, "params.yaml").exists() else None
+    path = profile_path(study.profile if study else name)
+    if not path.exists():
+        return read_commit(name)
+    home = Path("studies", name, "evaluations") if study else Path("evaluations", name)
+    tables = [read_table(file, SCORES) for file in sorted(home.glob("*/results.parquet"))]
+    if study and not tables:
+        tables = [scores_in(read_results(home.with_name("results.parquet")))]
+    return _side(name, resolve(path, study).data, load_profile(path, study).evaluation, tables)
 
 
 def read_commit(name: str) -> Side:
@@ -144,10 +135,6 @@ def committed_means(
         yield pd.DataFrame(rows).reindex(columns=[*SCORES])
 
 
-def tables_in(folder: Path) -> list[pd.DataFrame]:
-    return [read_table(file, SCORES) for file in sorted(folder.glob("*/results.parquet"))]
-
-
 def _side(
     name: str, profile: dict, evaluation: EvaluationSettings, tables: list[pd.DataFrame]
 ) -> Side:
@@ -159,7 +146,8 @@ def _side(
 def lines(before: Side, after: Side) -> Iterator[str]:
     """Yield the comparison in Markdown."""
     differences = lines_of(changes(before, after))
-    names = labels({**_section(before), **_section(after)})
+    sections = [cast(dict, side.profile.get("rewards") or {}) for side in (before, after)]
+    names = labels(sections[0] | sections[1])
     significant = [change for change in differences if change.tone]
     # The result in a sentence, and what the sides lack
     yield f"# {before.name} and {after.name}\n"
@@ -209,12 +197,6 @@ def lines(before: Side, after: Side) -> Iterator[str]:
             f"{method}-{seed}" for method, seed in one.runs if (method, seed) not in other.runs
         ]:
             yield f"\nOnly in {one.name}: {', '.join(alone)}."
-
-
-def _section(side: Side) -> dict:
-    """Return the side's settings of rewards; empty if its profile has none."""
-    section = side.profile.get("rewards")
-    return section if isinstance(section, dict) else {}
 
 
 def _row(change: Line, names: dict[str, str]) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from dvc.exceptions import DvcException
@@ -84,27 +85,21 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
             f"{project.resolve()}: DVC cannot read dvc.yaml or dvc.lock ({type(error).__name__}: "
             f"{error}): {hint_for(project / 'dvc.lock')}"
         ) from error
-    # Order the stages: each after all that it needs
-    stages: dict[str, Stage] = {}
-    seen: set[str] = set()
-
-    def add(node) -> None:
-        if node.addressing in seen:
-            return
-        seen.add(node.addressing)
-        needs = sorted(graph.successors(node), key=lambda other: other.addressing)
-        for other in needs:
-            add(other)
-        # A source that was put under version control by `dvc add` has no command to run
-        if node.cmd:
-            names = tuple(other.name for other in needs if other.cmd)
-            stages[node.name] = Stage(
-                node.name, names, _meta(node), node.addressing in changed, project, str(node.cmd)
-            )
-
-    for node in sorted(graph.nodes, key=lambda node: node.addressing):
-        add(node)
-    return stages
+    # Each after all that it needs; what `dvc add` put under version control has no command to run
+    by_name = lambda nodes: sorted(nodes, key=lambda node: node.addressing)
+    needs = {node: by_name(graph.successors(node)) for node in by_name(graph.nodes)}
+    return {
+        node.name: Stage(
+            node.name,
+            tuple(need.name for need in needs[node] if need.cmd),
+            _meta(node),
+            node.addressing in changed,
+            project,
+            str(node.cmd),
+        )
+        for node in TopologicalSorter(needs).static_order()
+        if node.cmd
+    }
 
 
 def explain(error: DvcException) -> str:

@@ -1,6 +1,7 @@
 """Run a command in its own process group, pass on its output, and end the whole group."""
 
 import codecs
+import math
 import os
 import re
 import selectors
@@ -67,20 +68,6 @@ class Lines:
         self._rest = self._rest[end:]
 
 
-def _started(
-    command: Sequence[str], environment: Mapping[str, str] | None, folder: Path | None
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        cwd=folder,
-        start_new_session=True,
-    )
-
-
 def run_group(
     command: Sequence[str],
     on_text: Callable[[Text], None],
@@ -97,10 +84,17 @@ def run_group(
     group gets SIGTERM, and SIGKILL after `grace` seconds. stdout and stderr go to `on_text`
     together, from another thread; what it raises is raised here.
     """
-    process = _started(command, environment, folder)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    )
     assert process.stdout
-    started = time.monotonic()
-    kill_at: float | None = None
+    until = time.monotonic() + (math.inf if time_limit is None else time_limit)
     by: By = "itself"
     over = threading.Event()
     # Pass on the output in a thread with this one's context: a callback that hangs must not keep
@@ -108,36 +102,22 @@ def run_group(
     with process.stdout as output, ThreadPoolExecutor(1) as pool:
         passed = pool.submit(copy_context().run, _pass_on, output, on_text, over)
         try:
-            while True:
+            while by == "itself" and process.poll() is None:
                 time.sleep(POLL) if passed.done() else wait([passed], POLL)
                 if passed.done():
                     passed.result()
-                # Decide whether the group has to end: asked to, out of time, or without its leader
-                now = time.monotonic()
-                if kill_at is None:
-                    if stop.is_set():
-                        by = "stop"
-                    elif time_limit is not None and now > started + time_limit:
-                        by = "time limit"
-                    elif process.poll() is None:
-                        continue
-                    # Also to what a leader that ended itself left running
-                    _signal(process.pid, signal.SIGTERM)
-                    kill_at = now + grace
-                elif now > kill_at:
-                    _signal(process.pid, signal.SIGKILL)
-                # Reap the leader; when the others are gone too, the group has ended
-                process.poll()
-                if not _alive(process.pid):
-                    over.set()
-                    passed.result()
-                    return Ended(process.wait(), by)
+                if stop.is_set():
+                    by = "stop"
+                elif time.monotonic() > until:
+                    by = "time limit"
         finally:
-            # After an exception as well, SIGTERM comes first, so that a checkpoint is written
-            if _alive(process.pid):
-                _end(process.pid, grace)
+            # Also what a leader that ended itself left running; after an exception, too, SIGTERM
+            # comes first, so that a checkpoint is written
+            _end(process.pid, grace)
             over.set()
             process.wait()
+        passed.result()
+    return Ended(process.wait(), by)
 
 
 def _pass_on(output: IO[bytes], on_text: Callable[[Text], None], over: threading.Event) -> None:

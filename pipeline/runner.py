@@ -1,5 +1,6 @@
 """Run DVC's graph, several stages at a time; DVC decides what a stage has to do."""
 
+import math
 import os
 import queue
 import re
@@ -79,12 +80,10 @@ def repro(
     *,
     stop: threading.Event,
     time_limit: float | None = None,
-    on_busy: Callable[[], None] = lambda: None,
 ) -> Ended:
     """Run `dvc repro --single-item` of a stage after other runs that use its files.
 
-    on_text: gets what is printed; on_busy: called once when it has to wait. UserError as
-    `check_kept`.
+    on_text: gets what is printed, also that it has to wait. UserError as `check_kept`.
     """
     check_kept(stage.project, stage.name)
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item", stage.name]
@@ -94,8 +93,7 @@ def repro(
         FOLLOWED: "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
-    until = None if time_limit is None else time.monotonic() + time_limit
-    waited = False
+    until = time.monotonic() + (math.inf if time_limit is None else time_limit)
     while True:
         tail: deque[str] = deque(maxlen=20)
 
@@ -103,25 +101,20 @@ def repro(
             tail.append(text.text)
             on_text(text)
 
-        left = None if until is None else max(until - time.monotonic(), 0.0)
-        grace = grace_of(stage.project)
         ended = run_group(
             command,
             both,
             stop=stop,
-            time_limit=left,
+            time_limit=max(until - time.monotonic(), 0.0),
             environment=environment,
             folder=stage.project,
-            grace=grace,
+            grace=grace_of(stage.project),
         )
         # DVC waits for its lock, but not for another run that is just making what this stage reads
         # or writes
         busy = any(re.search(r"is busy, it is being blocked by", line) for line in tail)
         if ended.status == 0 or ended.by != "itself" or not busy:
             return ended
-        if not waited:
-            on_busy()
-        waited = True
         stop.wait(BUSY_WAIT)
 
 

@@ -107,7 +107,7 @@ def test_a_deployments_second_run_is_skipped_and_says_so_while_another_flow_runs
         "dvc.yaml: no stage 'second@c'; there are "
     )
     same = served.start("reproduce", targets=["train"])
-    poll(lambda: any("waiting for it" in line for line in served.log(same)))
+    poll(lambda: any("is busy" in line for line in served.log(same)))
     (served.folder / "enough").touch()
     assert served.ended(run)["type"] == "COMPLETED"
     assert served.ended(same)["type"] == "COMPLETED"
