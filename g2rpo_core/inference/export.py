@@ -3,6 +3,7 @@
 import random
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,12 +183,13 @@ def write_card(
         "form": form,
         "file": file.name,
         "repo": repo or "path/to/this/folder",
-        **_trained_with(settings, method, trained),
+        "trained": trained,
+        "method_label": LABELS[settings.methods[method].method or method] if trained else None,
         "evaluation": settings.evaluation,
         "labels": labels(settings.rewards),
         "scores": [],
         "images": [],
-        "lacks": _why_no_scores(run.name, trained is not None, evaluation is not None),
+        "evaluated": evaluation is not None,
         **_usage(settings, profile, architecture, trained),
     }
     if evaluation and beside:
@@ -197,27 +199,6 @@ def write_card(
     data = _metadata(architecture, base, form in ("lora", "peft", "kohya"), terms)
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(out / "README.md")
     return out / "README.md"
-
-
-def _trained_with(settings: Profile, entry: str, trained: ResolvedRun | None) -> dict[str, Any]:
-    """Return what the card says of a run's training; None for weights of no run."""
-    if trained is None:
-        return dict.fromkeys(("method", "method_label", "training", "sampling"))
-    return {
-        "method": trained.method.model_dump(),
-        "method_label": LABELS[settings.methods[entry].method or entry],
-        "training": trained.training,
-        "sampling": trained.sampling,
-    }
-
-
-def _why_no_scores(run: str, trained: bool, evaluated: bool) -> str:
-    """Return what lacks for scores, where the card has none."""
-    if not trained:
-        return "these weights are no run of the checkout that wrote this card"
-    if evaluated:
-        return "the base model was not evaluated beside them: run `dvc repro`, then export again"
-    return f"they were not evaluated: run `dvc repro evaluate@{run}`, then export again"
 
 
 def _usage(
@@ -265,16 +246,11 @@ def base_beside(settings: Profile, profile: str, method: str, study: str | None)
 
 def licence(architecture: Architecture, base: str | None) -> dict[str, Any]:
     """Return the card's licence metadata; base: the base model's repository, None for a folder."""
-    if base is None:
-        return {"license": "other", "license_name": "that-of-the-base-model"}
     for start, licence in architecture.licences.items():
-        if base.startswith(start):
+        if base and base.startswith(start):
             return dict(licence)
-    return {
-        "license": "other",
-        "license_name": "that-of-the-base-model",
-        "license_link": f"https://huggingface.co/{base}",
-    }
+    link = {"license_link": f"https://huggingface.co/{base}"} if base else {}
+    return {"license": "other", "license_name": "that-of-the-base-model"} | link
 
 
 def read_means(
@@ -311,23 +287,19 @@ def copy_images(
         "base": evaluated.parent / base / image_folder("final", evaluation.steps[0]),
         "run": evaluated / image_folder(evaluation.checkpoints[0], evaluation.steps[0]),
     }
-    if not prompts_file.exists() or not all(folder.is_dir() for folder in folders.values()):
+    if not prompts_file.exists():
         return []
     # The same draw as the report's
     prompts = {prompt.id: prompt.text for prompt in load_prompts(prompts_file)}
     drawn = random.Random(seed_of("report")).sample(sorted(prompts), min(SHOWN, len(prompts)))
-    (out / "pictures").mkdir()
-    lines = []
-    for key in drawn:
-        line = {"prompt": prompts[key]}
-        for name, folder in folders.items():
-            if not (source := folder / f"{key}.png").exists():
-                break
-            line[name] = f"pictures/{key}-{name}.png"
-            shutil.copyfile(source, out / line[name])
-        else:
-            lines.append(line)
-    return lines
+    found = [
+        key for key in drawn if all((each / f"{key}.png").exists() for each in folders.values())
+    ]
+    for key, (name, folder) in product(found, folders.items()):
+        (out / "pictures").mkdir(exist_ok=True)
+        shutil.copyfile(folder / f"{key}.png", out / "pictures" / f"{key}-{name}.png")
+    files = lambda key: {name: f"pictures/{key}-{name}.png" for name in folders}
+    return [{"prompt": prompts[key], **files(key)} for key in found]
 
 
 def check_repo(repo: str) -> None:
@@ -366,7 +338,14 @@ def push(folder: Path, repo: str, public: bool) -> str:
             repo_id=created.repo_id, folder_path=folder, commit_message="Upload by g2rpo export"
         )
     except HfHubHTTPError as error:
-        raise _explain_status(repo, api.endpoint, error.response.status_code) from None
+        status = error.response.status_code
+        if status >= 500 or status == 429:
+            raise TransientError(
+                f"--push {repo}: {api.endpoint} answers {status}: run it again later"
+            ) from None
+        raise UserError(
+            f"--push {repo}: {api.endpoint} refuses ({status}): the token needs write access to it"
+        ) from None
     # Its text may hold the request, and so the token; RuntimeError is Xet storage's
     except (HTTPError, OSError, RuntimeError) as error:
         raise TransientError(
@@ -374,13 +353,3 @@ def push(folder: Path, repo: str, public: bool) -> str:
             "run it again"
         ) from None
     return done.commit_url
-
-
-def _explain_status(repo: str, endpoint: str, status: int) -> UserError:
-    if status in (401, 403):
-        return UserError(
-            f"--push {repo}: {endpoint} refuses ({status}): the token needs write access to it"
-        )
-    if status >= 500 or status == 429:
-        return TransientError(f"--push {repo}: {endpoint} answers {status}: run it again later")
-    return UserError(f"--push {repo}: {endpoint} answers {status}")
