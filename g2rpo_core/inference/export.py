@@ -343,9 +343,8 @@ def push(folder: Path, repo: str, public: bool) -> str:
             raise TransientError(
                 f"--push {repo}: {api.endpoint} answers {status}: run it again later"
             ) from None
-        raise UserError(
-            f"--push {repo}: {api.endpoint} refuses ({status}): the token needs write access to it"
-        ) from None
+        why = ": the token needs write access to it" if status in (401, 403) else ""
+        raise UserError(f"--push {repo}: {api.endpoint} refuses ({status}){why}") from None
     # Its text may hold the request, and so the token; RuntimeError is Xet storage's
     except (HTTPError, OSError, RuntimeError) as error:
         raise TransientError(

@@ -62,16 +62,6 @@ def test_a_run_goes_on_with_another_number_of_processes(attempts, tmp_path):
     assert not (tmp_path / "end-resumed-1.pt").exists()
 
 
-def same(a, b) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
 def state(value: float) -> dict:
     weight = torch.full((9, 3), value)
     return {
@@ -116,7 +106,7 @@ def test_retention_keeps_the_newest(tmp_path):
     ]
     for path, value in zip(kept, (4.0, 5.0)):
         checkpoint.load_state(path, found := state(0.0))
-        assert same(found, state(value))
+        torch.testing.assert_close(found, state(value), rtol=0, atol=0)
 
 
 def test_what_is_written_is_the_state_when_it_was_asked_for(tmp_path):
@@ -207,13 +197,25 @@ main()
 
 
 @pytest.mark.pipeline
-def test_processes_that_could_not_be_replaced_are_not_started(monkeypatch):
-    """With the launcher's own store, restarted processes wait at the addresses of the dead."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with refused("needs --rdzv_backend c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-        join("auto")
+@pytest.mark.parametrize(
+    "environment, asked, message",
+    [
+        ({"RANK": "0"}, 4, "processes: 4 asked for, but 2 were started"),
+        # With the launcher's own store, restarted processes wait at the addresses of the dead
+        (
+            {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            "auto",
+            "needs --rdzv_backend c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+        ),
+    ],
+)
+def test_two_processes_that_are_not_as_a_run_needs_them_are_refused(
+    monkeypatch, environment, asked, message
+):
+    for name, value in {"WORLD_SIZE": "2", **environment}.items():
+        monkeypatch.setenv(name, value)
+    with refused(message):
+        join(asked)
 
 
 @pytest.mark.parametrize("shared", [True, False])

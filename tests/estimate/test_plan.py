@@ -1,7 +1,7 @@
 """The plan's arithmetic against the true configuration and what smaller models really take."""
 
 import json
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from g2rpo_core.architectures.flux import TRANSFORMER, Flux
 from g2rpo_core.architectures.sd3 import MEDIUM, StableDiffusion3
 from g2rpo_core.architectures.table import known_shape
 from g2rpo_core.cli.main import main
-from g2rpo_core.config import load_profile
 from g2rpo_core.estimate import machines, tracing
 from g2rpo_core.estimate.machines import Machines, Rate
 from g2rpo_core.estimate.plan import PROMPT_TOKENS, Work, make_plan
@@ -22,6 +21,7 @@ from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here
 from tests.fixtures.errors import refused
+from tests.pipeline.test_flux_profiles import NAME, PROFILES
 
 FLUX = Flux()
 SMALL = TRANSFORMER | {
@@ -58,11 +58,6 @@ DEEPER = {
     "zimage": {"n_layers": 5},
 }
 LORA = LoraSettings(rank=4, alpha=4.0)
-
-
-@cache
-def profile(name: str = "flux_hps_clip"):
-    return load_profile(ROOT / "profiles" / f"{name}.yaml")
 
 
 @pytest.mark.parametrize(
@@ -160,9 +155,9 @@ def test_operations_are_those_of_the_matrix_products():
 @pytest.mark.pipeline
 def test_the_papers_setting():
     on = Machines(16, 141, nodes=2)
-    made = make_plan(profile(), "g2rpo", on, 16)
-    pairs = make_plan(profile(), "g2rpo", on, rate=Rate(ms=100.0))
-    assert made.fits and not make_plan(profile(), "g2rpo", Machines(1, 80)).fits
+    made = make_plan(PROFILES[NAME], "g2rpo", on, 16)
+    pairs = make_plan(PROFILES[NAME], "g2rpo", on, rate=Rate(ms=100.0))
+    assert made.fits and not make_plan(PROFILES[NAME], "g2rpo", Machines(1, 80)).fits
     assert (made.evaluations_per_prompt, made.evaluations_per_iteration) == (1700, 27_200)
     weights = 11_901_408_320 * 4 / 16 / 2**30
     assert made.memory_gib["weights"] == pytest.approx(weights, abs=0.001)
@@ -170,7 +165,7 @@ def test_the_papers_setting():
     assert pairs.memory_gib["weights"] == pytest.approx(2 * weights, abs=0.001)
     assert pairs.seconds["rollout"] == pytest.approx(170.0)
     # A window that moves is planned over all its positions
-    moved = make_plan(profile(), "mix_grpo", on).evaluations_per_prompt
+    moved = make_plan(PROFILES[NAME], "mix_grpo", on).evaluations_per_prompt
     assert 12 * 4 < moved < 12 * 25 and moved != int(moved)
 
 
@@ -208,11 +203,11 @@ def test_the_command_speaks_to_machines_and_says_what_is_wrong():
 
 def test_a_small_flux_is_planned_and_what_a_cpu_trains_is_not():
     with refused("builds its own small models, for a CPU"):
-        make_plan(profile("tiny"), "g2rpo", Machines(1, 80))
+        make_plan(PROFILES["tiny"], "g2rpo", Machines(1, 80))
 
 
 def test_time_is_that_of_prompts_of_usual_length_where_padding_is_left_out():
     """Memory is still that of the longest prompt which the profile lets in."""
     for name, usual in (("zimage_lora_1gpu", PROMPT_TOKENS), ("flux2_klein_4b_lora_1gpu", 512)):
-        work = Work(profile(name), "g2rpo", Machines(1, 79), None)
+        work = Work(PROFILES[name], "g2rpo", Machines(1, 79), None)
         assert (work.tokens[1], work.usual[1]) == (512, usual)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import httpx
 import pytest
 
 from flows.server import answers
-from tests.fixtures.waiting import HUNG, until
+from tests.fixtures.waiting import HUNG, free_port, until
 from tests.flows.tiny import environment, repository
 
 SCHEDULES = ("--train", "", "--evaluate", "7 * * * *", "--timezone", "Europe/Berlin")
@@ -34,7 +33,7 @@ class Served:
     """A server, the flows served in `folder`, and what the server's API says of them."""
 
     folder: Path
-    port: int = field(default_factory=lambda: free_port())
+    port: int = field(default_factory=free_port)
     key: str = KEY
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)
 
@@ -121,12 +120,6 @@ class Served:
             line["message"]
             for line in self.post("/logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)
         ]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @contextmanager

@@ -186,19 +186,16 @@ def test_a_full_disk_is_seen_before_anything_is_loaded(hub, monkeypatch):
     assert len(hub.ranges) == 1
 
 
-@pytest.mark.parametrize("from_hub", [True, False])
-def test_quantized_weights_are_refused_before_they_are_downloaded(hub, from_hub):
+def test_quantized_weights_are_refused_before_they_are_downloaded_or_loaded(hub):
     config = hub.folder / "text_encoder" / "config.json"
     config.parent.mkdir()
     config.write_text('{"quantization_config": {"quant_method": "bitsandbytes"}}')
     save_file(TENSORS, config.with_name("model.safetensors"))
     hub.add(REPO, REVISION, hub.folder)
-    if from_hub:
-        assert "text_encoder/config.json: its weights are quantized" in refusal(models(files=["*"]))
-        assert {path for path, _ in hub.ranges} == {"config.json", "text_encoder/config.json"}
-    else:
-        with refused("text_encoder: its weights are quantized: name those that are not"):
-            load_whole(transformers.AutoModel, config.parent)
+    assert "text_encoder/config.json: its weights are quantized" in refusal(models(files=["*"]))
+    assert {path for path, _ in hub.ranges} == {"config.json", "text_encoder/config.json"}
+    with refused("text_encoder: its weights are quantized: name those that are not"):
+        load_whole(transformers.AutoModel, config.parent)
 
 
 def test_a_revision_that_is_not_pinned_is_looked_up_once_and_kept(hub, capsys):

@@ -31,21 +31,15 @@ def test_an_equal_output_is_linked_and_replaces_what_was_there(key):
 
 
 @pytest.mark.parametrize(
-    "change", ["a changed file", "its own folder", "no folder", "damaged note"]
+    "change, output",
+    [
+        (lambda key: Path("first", "weights").write_text("other"), "second"),
+        (lambda key: Path("first").rename("elsewhere"), "second"),
+        (lambda key: (made.MADE / f"{key}.json").write_text("{"), "second"),
+        (lambda key: None, "first"),  # its own folder
+    ],
 )
-def test_what_is_not_as_it_was_made_is_not_used(key, change, tmp_path):
-    output = Path("second")
-    match change:
-        case "a changed file":
-            Path("first", "weights").write_text("other")
-        case "no folder":
-            Path("first").rename("elsewhere")
-        case "damaged note":
-            (made.MADE / f"{key}.json").write_text("{")
-        case "its own folder":
-            output = Path("first")
-    assert (
-        not made.reuse(key, output)
-        and not Path("second").exists()
-        and not list(tmp_path.glob(".*.linked"))
-    )
+def test_what_is_not_as_it_was_made_is_not_used(key, change, output, tmp_path):
+    change(key)
+    assert not made.reuse(key, Path(output))
+    assert not Path("second").exists() and not list(tmp_path.glob(".*.linked"))

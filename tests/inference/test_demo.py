@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -17,7 +16,7 @@ from g2rpo_core.inference.painter import Painter
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import small_project
-from tests.fixtures.waiting import HUNG, until
+from tests.fixtures.waiting import HUNG, free_port, until
 
 pytestmark = pytest.mark.pipeline
 RUNS = ["base", "g2rpo-1", "g2rpo-2"]
@@ -58,8 +57,7 @@ def test_each_picture_is_the_one_that_generate_draws(project, monkeypatch):
 
 def test_the_command_serves_its_own_names_until_it_is_stopped(project):
     """A page of another name at this address (DNS rebinding) would read and press everything."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GRADIO_TEMP_DIR": str(project / "kept")}
     command = [sys.executable, "-m", "g2rpo_core.cli", "demo", "--port", str(port)]
     log = project / "demo.log"

@@ -30,13 +30,6 @@ def project(models, tmp_path_factory):
     return small_project(tmp_path_factory.mktemp("export"), models)
 
 
-@pytest.fixture(scope="module")
-def trained(project):
-    """The weights of g2rpo-1."""
-    run = project / "runs" / "tiny" / "g2rpo-1" / "transformer"
-    return FluxTransformer2DModel.from_pretrained(run).state_dict()
-
-
 def export(project, run, form, *words):
     out = f"out-{run}-{form}-{len(list(project.glob('out-*')))}"
     done = run_here(main, "export", run, "--form", form, "--out", out, *words, folder=project)
@@ -66,7 +59,9 @@ def test_the_original_names_are_those_that_diffusers_reads(tmp_path):
     assert all(torch.equal(read[name], value) for name, value in weights.items())
 
 
-def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project, trained):
+def test_the_diffusers_folder_has_the_run_and_bfloat16_rounds_it(project):
+    run = project / "runs" / "tiny" / "g2rpo-1" / "transformer"
+    trained = FluxTransformer2DModel.from_pretrained(run).state_dict()
     for words, kind in (([], torch.float32), (["--dtype", "bfloat16"], torch.bfloat16)):
         folder = export(project, "g2rpo-1", "diffusers", *words)
         loaded = FluxTransformer2DModel.from_pretrained(folder, dtype=kind).state_dict()

@@ -24,13 +24,6 @@ PROFILES = {
 PROMPT, STEPS = "a large red circle", 5
 
 
-def computed_in(profile: Profile, dtype: str) -> Profile:
-    """The profile with that dtype of all computation."""
-    embed = profile.embed.model_copy(update={"dtype": dtype})
-    sampling = profile.sampling.model_copy(update={"dtype": dtype})
-    return profile.model_copy(update={"embed": embed, "sampling": sampling})
-
-
 def by_diffusers(
     models, run, profile: Profile, seed: int, dtype: torch.dtype, output: str
 ) -> torch.Tensor | list:
@@ -86,7 +79,11 @@ def test_a_seed_has_the_picture_of_plain_diffusers(drawn):
 def test_in_bfloat16_the_noise_is_the_same(drawn):
     """What differs is rounding: diffusers also keeps latents and velocities in bfloat16."""
     models, profile, run = drawn
-    painter = Painter(computed_in(profile, "bfloat16"), models)
+    embed, sampling = (
+        part.model_copy(update={"dtype": "bfloat16"}) for part in (profile.embed, profile.sampling)
+    )
+    computed = profile.model_copy(update={"embed": embed, "sampling": sampling})
+    painter = Painter(computed, models)
     (prompt,) = painter.encode(given_prompts([PROMPT]))
     ours = painter.draw(run, prompt, [3, 4], STEPS)
     theirs = by_diffusers(models, run, profile, 3, torch.bfloat16, "pt")

@@ -1,11 +1,9 @@
 """Frozen weights in 8 and 4 bits: what they stand for, and a LoRA that is trained on them."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from g2rpo_core.config import load_profile
 from g2rpo_core.models.policy import Policy
@@ -37,23 +35,6 @@ PUBLISHED = [
     0.7229568362236023,
     1.0,
 ]
-
-
-@pytest.fixture(scope="module")
-def pipeline(models, tmp_path_factory) -> Path:
-    """A base whose gates are not near zero, so that all its blocks have a say."""
-    folder = tmp_path_factory.mktemp("lively") / "pipeline"
-    shutil.copytree(models / "pipeline", folder)
-    (file,) = (folder / "transformer").glob("*.safetensors")
-    weights = load_file(file)
-    save_file(
-        {
-            name: drawn(tuple(value.shape), seed) / 10
-            for seed, (name, value) in enumerate(sorted(weights.items()))
-        },
-        file,
-    )
-    return folder
 
 
 def drawn(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Training that goes on from weights or a LoRA: it begins as they are, and is held to them."""
 
-import shutil
 from functools import partial
 
 import pytest
@@ -10,7 +9,6 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
 from g2rpo_core.models.settings import LoraSettings
 from tests.fixtures.rollouts import two_velocities
-from tests.fixtures.weights import randomize
 
 HOW = {"height": 32, "width": 32, "guidance": 3.5}
 LORA = LoraSettings(rank=2, alpha=6.0, target_modules=("to_q", "proj_mlp"))
@@ -22,17 +20,6 @@ def moved(policy, seed=0):
     for parameter in policy.trained_parameters().values():
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
     return policy
-
-
-@pytest.fixture(scope="module")
-def pipeline(models, tmp_path_factory):
-    """A base whose velocity is not almost zero."""
-    folder = tmp_path_factory.mktemp("base")
-    base = Policy.load_to_train(models / "pipeline", **HOW)
-    randomize(base.transformer)
-    shutil.copytree(models / "pipeline", folder, dirs_exist_ok=True)
-    base.save(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

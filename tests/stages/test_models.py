@@ -13,11 +13,6 @@ from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import FIT
 
-HOLDER = (
-    "import sys, time; from g2rpo_core.foundation.claims import take; take(*sys.argv[1:]); "
-    "print('held', flush=True); time.sleep(600)"
-)
-
 
 @pytest.fixture
 def folder(tmp_path):
