@@ -59,7 +59,7 @@ def _of_runs(page: Page) -> Iterator[dict]:
         if TRAINING in of_run
     ]
     for line, on in lines:
-        base = run_name(*page.compared.base_of((line.method, line.seed)))
+        base = run_name(*(page.compared.bases_of[line.method], BASE[1]))
         yield _entry(line, run_name(line.method, line.seed), base, on)
     for line in page.part("pair"):
         yield _entry(line, run_name(line.method, line.seed), run_name(line.against, line.seed))
@@ -67,7 +67,7 @@ def _of_runs(page: Page) -> Iterator[dict]:
 
 def _of_methods(page: Page) -> Iterator[dict]:
     """Yield every method against the base and against others, over at least three seeds."""
-    base = lambda method: page.compared.base_of((method, 0))[0]
+    base = page.compared.bases_of.__getitem__
     for line in lines_of(page.gains.table):
         yield _entry(line, line.method, base(line.method))
     for group in page.gains.groups:

@@ -8,16 +8,15 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from itertools import filterfalse, product
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
-from typing import Literal
 
 import pandas as pd
 
 from g2rpo_core.algorithm.methods import LABELS
-from g2rpo_core.config.comparisons import TRAINING, Comparison
+from g2rpo_core.config.comparisons import Comparison
 from g2rpo_core.config.drawn import base_for, bases_for
 from g2rpo_core.config.profile import ResolvedRun, sampling_of
 from g2rpo_core.data.prompts import left_out_of, load_prompts
@@ -65,20 +64,15 @@ class Compared:
     """Names in the section `published`: in tables on evaluation, not in those on training."""
     comparisons: tuple[Comparison, ...] = ()
     """Those that a study registered before its runs."""
-    unit: Literal["seed", "base"] = "seed"
-    """What intervals are over. The number of a run is its seed, or its base, a mean over seeds."""
+    bases: tuple[int, ...] = ()
+    """If runs are inferred over these, the number of a run is its base: a mean over seeds."""
     seeds: tuple[int, ...] = ()
     """Of training, on each base."""
 
     @property
-    def bases(self) -> list[int]:
-        """Return the bases, if runs are inferred over these."""
-        return list(dict.fromkeys(number for _, number in self.runs)) if self.unit == "base" else []
-
-    @property
-    def others(self) -> list[Run]:
-        """Return published weights as runs."""
-        return [(name, 0) for name in self.published]
+    def unit(self) -> str:
+        """Return what intervals are over: the number of a run."""
+        return "base" if self.bases else "seed"
 
     @cached_property
     def names(self) -> list[str]:
@@ -88,11 +82,10 @@ class Compared:
     @cached_property
     def labels(self) -> dict[str, str]:
         """Return the label of the base, of every entry and of published weights."""
-        labels = dict(zip(self.drawn, label_bases([each.drawn for each in self.drawn.values()])))
-        labels |= {name: self.entries[name].label or LABELS.get(name, name) for name in self.names}
-        return labels | {
-            name: self.settings.published[name].label or name for name in self.published
-        }
+        bases = label_bases([sampling.drawn for sampling in self.drawn.values()])
+        entries = {name: self.entries[name].label or LABELS.get(name, name) for name in self.names}
+        published = {name: self.settings.published[name].label or name for name in self.published}
+        return dict(zip(self.drawn, bases)) | entries | published
 
     @cached_property
     def sampling(self) -> dict[str, SamplingSettings]:
@@ -105,78 +98,55 @@ class Compared:
         """Return how the base is drawn, by name: as every run is."""
         return bases_for(self.settings.sampling, self.sampling.values())
 
-    @property
-    def base_runs(self) -> list[Run]:
-        """Return the base, once for each way in which runs are drawn."""
-        return [(name, BASE[1]) for name in self.drawn]
-
     @cached_property
     def bases_of(self) -> dict[str, str]:
         """Return the base, drawn in the same way, that each name is compared with."""
-        return {name: base_for(self.drawn, sampling) for name, sampling in self.sampling.items()}
-
-    def base_of(self, run: Run) -> Run:
-        """Return the base as it is drawn in the way of a run."""
-        return (self.bases_of.get(run[0], run[0]), BASE[1])
-
-    @cached_property
-    def trained_on(self) -> dict[str, Mapping[str, float]]:
-        """Return the weights of every entry's training rewards."""
-        return {name: self.entries[name].training.rewards for name in self.names}
-
-    @cached_property
-    def weights(self) -> Weights:
-        """Return `trained_on` with published weights: empty where it is not known."""
-        return self.trained_on | {
-            name: self.settings.published[name].trained_on for name in self.published
+        return {
+            name: base_for(self.drawn, how) for name, how in (self.drawn | self.sampling).items()
         }
 
     @property
-    def first_weights(self) -> Mapping[str, float]:
-        """Return the first run's training rewards; the profile's if they are not known."""
-        first = next(iter(self.weights.values()))
-        return first or self.settings.training.rewards
+    def evaluated(self) -> list[Run]:
+        """Return the base, as often as it is drawn, then the runs, then published weights."""
+        untrained = lambda names: [(name, BASE[1]) for name in names]
+        return [*untrained(self.drawn), *self.runs, *untrained(self.published)]
 
-    @property
-    def stated_weights(self) -> Weights:
-        """Return the training rewards that a page states; without runs, the published ones'."""
-        return self.trained_on or {name: on for name, on in self.weights.items() if on}
+    @cached_property
+    def weights(self) -> Weights:
+        """Return the weights of training rewards; of published weights, empty if not known."""
+        published = {name: self.settings.published[name].trained_on for name in self.published}
+        return {name: self.entries[name].training.rewards for name in self.names} | published
 
     @cached_property
     def groups(self) -> list[list[str]]:
         """Return the entries in groups that share a training reward."""
-        groups: dict[tuple, list[str]] = {}
-        for name in self.names:
-            groups.setdefault(tuple(sorted(self.trained_on[name].items())), []).append(name)
-        return list(groups.values())
+        shared = {name: tuple(sorted(self.weights[name].items())) for name in self.names}
+        return [
+            [name for name in self.names if shared[name] == weights]
+            for weights in dict.fromkeys(shared.values())
+        ]
 
     @cached_property
     def reward_labels(self) -> dict[str, str]:
         """Return the names of rewards and image statistics in reports."""
         return labels(self.settings.rewards) | IMAGE_STATS
 
-    @property
-    def titles(self) -> dict[str, str]:
-        """Return rewards' titles, which tell whether all, some or no methods trained on them."""
-        titles = {TRAINING: "training reward"}
-        for name in self.settings.evaluation.rewards:
-            trained = [name in rewards for rewards in self.weights.values()]
-            some = "trained on by some" if any(trained) else "held out"
-            whose = "trained on" if all(trained) else some
-            titles[name] = f"{self.reward_labels[name]}, {whose}"
-        return titles
+    @cached_property
+    def whose(self) -> dict[str, str]:
+        """Tell whether all, some or no methods trained on a reward, as far as is known."""
+        rewards = self.settings.evaluation.rewards
+        trained = {name: [name in on for on in self.weights.values()] for name in rewards}
+        some = {
+            name: "trained on by some" if any(trained[name]) else "held out" for name in rewards
+        }
+        return {name: "trained on" if all(trained[name]) else some[name] for name in rewards}
 
     @property
     def outside(self) -> list[str]:
         """Return the rewards that not all entries were trained on."""
-        inside = set.intersection(*map(set, self.trained_on.values())) if self.names else set()
-        return [name for name in self.settings.evaluation.rewards if name not in inside]
-
-    @property
-    def held_out(self) -> list[str]:
-        """Return the rewards that no run was trained on, as far as is known."""
-        inside = set().union(*self.weights.values())
-        return [name for name in self.settings.evaluation.rewards if name not in inside]
+        everyones = lambda reward: all(reward in self.weights[name] for name in self.names)
+        rewards = self.settings.evaluation.rewards
+        return [name for name in rewards if not (self.names and everyones(name))]
 
     @property
     def few(self) -> bool:
@@ -184,62 +154,41 @@ class Compared:
         return len(self.names) <= 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sources:
     """Where the report's numbers are."""
 
-    _: KW_ONLY
     runs: Path
     """A folder, as are evaluations and prompts."""
     evaluations: Path
     prompts: Path
     quality: Path
     """What the stage `models` measured of each model."""
+    timings: Path
+    """A folder of the seconds of training."""
     page: Path
     """The report's folder, to which links are relative."""
     locks: tuple[Path, ...]
     """DVC's."""
 
-    def folders(self, runs: Iterable[Run]) -> dict[Run, Path]:
-        """Return the folders of evaluations."""
-        return {run: self.evaluations / evaluation_folder(*run) for run in runs}
 
+def read_scores(compared: Compared, run: Run, evaluations: Path) -> pd.DataFrame:
+    """Read one evaluation's rows.
 
-def read_scores(run: Run, folder: Path) -> pd.DataFrame:
-    """Read one evaluation's rows; UserError if its table is missing, damaged or another run's."""
-    file = existing(folder / "results.parquet")
-    table = read_table(file, SCORES)
+    UserError if its table is missing, damaged or another run's, or lacks rewards, checkpoints or
+    numbers of steps.
+    """
+    file = existing(evaluations / evaluation_folder(*run) / "results.parquet")
+    table, settings = read_table(file, SCORES), compared.settings.evaluation
     if not len(table) or set(zip(table.method, table.seed)) != {run}:
         raise UserError(complaint(file, f"does not hold the scores of {run_name(*run)} alone"))
+    checkpoints = settings.checkpoints if run[0] in compared.names else ("final",)
+    wanted = product(map(str, checkpoints), settings.steps, settings.rewards)
+    there = set(zip(table.checkpoint, table.steps, table.reward))
+    for checkpoint, steps, reward in sorted(set(wanted) - there):
+        what = f"has no scores of {reward} at {steps} steps of checkpoint {checkpoint}"
+        raise UserError(complaint(file, what))
     return table
-
-
-def check_whole(
-    results: pd.DataFrame,
-    evaluated: Mapping[Run, Path],
-    settings: SimpleNamespace,
-    published: Sequence[str],
-) -> None:
-    """Check that evaluations have all rewards, checkpoints and numbers of steps; else UserError."""
-    evaluation = settings.evaluation
-    for (method, seed), folder in evaluated.items():
-        table = results[(results.method == method) & (results.seed == seed)]
-        checkpoints = (
-            ("final",) if is_base(method) or method in published else evaluation.checkpoints
-        )
-        wanted = {
-            (str(kept), steps, reward)
-            for kept in checkpoints
-            for steps in evaluation.steps
-            for reward in evaluation.rewards
-        }
-        there = set(zip(table.checkpoint, table.steps, table.reward))
-        if lacking := sorted(wanted - there):
-            what = (
-                f"has no scores of {lacking[0][2]} at {lacking[0][1]} steps of checkpoint "
-                f"{lacking[0][0]}"
-            )
-            raise UserError(complaint(folder / "results.parquet", what))
 
 
 def read_seconds(
@@ -250,23 +199,21 @@ def read_seconds(
     They are means over seeds and folders of timings. Methods with a run that was made elsewhere,
     without timings here, are left out. UserError if a file is damaged.
     """
-    by_method: dict[str, list[dict[str, float]]] = {}
+    seconds = {}
     for folder, name, seed in product(timings, names, seeds):
         file = folder / f"{run_name(name, seed)}.json"
-        found = read_json(file, dict).get("seconds") if file.exists() else {}
-        if not isinstance(found, dict) or not all(
-            key.isdecimal() and type(found[key]) in (int, float) for key in found
+        of_run = read_json(file, dict).get("seconds") if file.exists() else {}
+        if not isinstance(of_run, dict) or not all(
+            key.isdecimal() and type(of_run[key]) in (int, float) for key in of_run
         ):
             raise UserError(complaint(file, "holds no seconds of iterations"))
-        by_method.setdefault(labels[name], []).append(found)
-    shared = {label: set.intersection(*map(set, found)) for label, found in by_method.items()}
+        seconds[labels[name], file] = pd.Series(of_run, dtype=float)
+    runs = pd.DataFrame(seconds).T.groupby(level=0, sort=False)
+    means = {label: of_label.mean(skipna=False).dropna().round(3) for label, of_label in runs}
     return {
-        label: {
-            iteration: round(mean(each[iteration] for each in found), 3)
-            for iteration in sorted(shared[label], key=int)
-        }
-        for label, found in by_method.items()
-        if shared[label]
+        label: shared[sorted(shared.index, key=int)].to_dict()
+        for label, shared in means.items()
+        if len(shared)
     }
 
 
@@ -316,25 +263,22 @@ def locked(
             for name, stage in read_lock(lock).items()
             if f"--profile {profile} " in f"{stage.get('cmd')} "
         }
+    trained = [name for name in (f"train@{run_name(*run)}" for run in runs) if name in stages]
+    params = stages[trained[0]].get("params", {}) if trained else {}
     # The outputs of every stage, in the order of the pipeline
-    wanted = ["models", "prompts", "embed", "evaluate_base"]
-    wanted += [f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs]
-    wanted += (
-        ["published", *(f"evaluate_published@{name}" for name in published)] if published else []
-    )
-    missing = "not in dvc.lock for this profile"
-    # A study's paths start in its own folder, a base's in one further down
-    listed = lambda entries: ", ".join(
-        f"{entry['path'].replace('../', '')} {entry['md5']}" for entry in entries
-    )
-    trainings = (stages[name] for name in wanted if name.startswith("train@") and name in stages)
-    read = next(trainings, {}).get("params", {}).get("reports/profile.yaml", {})
-    code = read.get("code.train")
-    outputs = {name: listed(stages.get(name, {}).get("outs", [])) for name in wanted}
-    return [
-        ("code of training", code or missing),
-        *((f"dvc.lock {name}", hashes or missing) for name, hashes in outputs.items()),
+    wanted = [
+        *("models", "prompts", "embed", "evaluate_base"),
+        *(f"{stage}@{run_name(*run)}" for stage in ("train", "evaluate") for run in runs),
+        *(["published"] if published else []),
+        *(f"evaluate_published@{name}" for name in published),
     ]
+    # A study's paths start in its own folder, a base's in one further down
+    listed = lambda stage: ", ".join(
+        f"{entry['path'].replace('../', '')} {entry['md5']}" for entry in stage.get("outs", [])
+    )
+    lines = [("code of training", params.get("reports/profile.yaml", {}).get("code.train"))]
+    lines += [(f"dvc.lock {name}", listed(stages.get(name, {}))) for name in wanted]
+    return [(name, hashes or "not in dvc.lock for this profile") for name, hashes in lines]
 
 
 def model_lines(file: Path) -> list[tuple[str, str]]:
@@ -358,64 +302,60 @@ def model_lines(file: Path) -> list[tuple[str, str]]:
     ]
 
 
-def measure(compared: Compared, sources: Sources) -> pd.DataFrame:
+def measure(compared: Compared, sources: Mapping[int, Sources]) -> pd.DataFrame:
     """Read and compare evaluations and training records.
 
-    UserError if some are missing, damaged or of other runs. Returns the table of comparisons
-    (`tables.py`), that checkpoint and number of steps first that reports use. Its attributes are
-    what a report says beside it: `prompts`, how many test prompts; `prompt_counts`, a sentence;
-    `models`, as `model_lines`; `versions`; `hashes`, as `locked`.
-    """
-    scores, records, about = _read(compared, sources)
-    lines = [
-        *comparison_lines(compared, scores),
-        *tables.missing_lines(scores),
-        *tables.training_lines(records),
-        *warning_lines(compared, records),
-        *prompt_lines(compared, scores),
-        *ceiling_lines(sources, BASE[1]),
-    ]
-    return tables.tabulate(lines, about)
-
-
-def measure_bases(compared: Compared, sources: Mapping[int, Sources]) -> pd.DataFrame:
-    """Read each base's evaluations and records, average them over seeds, and compare them.
-
-    UserError as `measure`. A base's runs are compared with that base before training; their
+    sources: of each base, or of `BASE[1]`. UserError if some are missing, damaged or of other runs.
+    Runs over bases are means over seeds, compared with their own base before training; their
     interval is over prompts, whose scores the table lacks.
+
+    Returns the table of comparisons (`tables.py`), that checkpoint and number of steps first that
+    reports use. Its attributes are what a report says beside it: `prompts`, how many test prompts;
+    `prompt_counts`, a sentence; `models`, as `model_lines`; `versions`; `hashes`, as `locked`.
     """
     lines: list[dict] = []
     about: dict[int, dict] = {}
     for base, own in sources.items():
         apart = replace(compared, runs=list(product(compared.names, compared.seeds)))
         scores, records, about[base] = _read(apart, own)
-        # The mean over seeds, of every prompt's scores and of every record
-        within = [name for name in SCORES if name not in ("seed", "score", "reason")]
-        averaged = scores.groupby(within, sort=False, dropna=False).score.mean().reset_index()
-        averaged["seed"] = averaged.method.map(is_base).map({True: BASE[1], False: base})
-        curves = {}
-        for name in compared.names:
-            together = pd.concat([records[name, seed] for seed in compared.seeds])
-            curves[name, base] = together.groupby("iteration", as_index=False).mean()
-        alone = replace(compared, runs=[(name, base) for name in compared.names])
+        of_runs = [*tables.missing_lines(scores), *warning_lines(compared, records)]
+        if compared.bases:
+            of_runs = [line | {"seed": base} for line in of_runs] + seed_lines(scores, base)
+            apart = replace(compared, runs=[(name, base) for name in compared.names])
+            scores, records = mean_over_seeds(compared, base, scores, records)
+        else:
+            of_runs += prompt_lines(compared, scores)
         lines += [
-            *comparison_lines(alone, averaged),
-            *(line | {"seed": base} for line in tables.missing_lines(scores)),
-            *tables.training_lines(curves),
-            *(line | {"seed": base} for line in warning_lines(apart, records)),
-            *seed_lines(scores, base),
+            *comparison_lines(apart, scores),
+            *of_runs,
+            *tables.training_lines(records),
             *ceiling_lines(own, base),
         ]
     # Part by part, as of one base
     lines.sort(key=lambda line: tables.PARTS.index(line["part"]))
-    is_run = lambda line: line["part"] == "run"
-    runs = _with_mean_base(compared, pd.DataFrame(filter(is_run, lines)))
+    whose = lambda base: f"base {base}, " if compared.bases else ""
     of_all = {
-        name: [(f"base {base}, {key}", text) for base in about for key, text in about[base][name]]
+        name: [(whose(base) + key, text) for base in about for key, text in about[base][name]]
         for name in ("hashes", "models")
     }
-    every = [*runs.to_dict("records"), *filterfalse(is_run, lines)]
-    return tables.tabulate(every, next(iter(about.values())) | of_all)
+    table = tables.tabulate(lines, next(iter(about.values())) | of_all)
+    return with_mean_base(compared, table) if compared.bases else table
+
+
+def mean_over_seeds(
+    compared: Compared, base: int, scores: pd.DataFrame, records: Mapping[Run, pd.DataFrame]
+) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame]]:
+    """Return the means over seeds of every prompt's scores, and of every training record."""
+    within = [name for name in SCORES if name not in ("seed", "score", "reason")]
+    means = scores.groupby(within, sort=False, dropna=False).score.mean().reset_index()
+    means["seed"] = [BASE[1] if is_base(method) else base for method in means.method]
+    curves = {
+        (name, base): pd.concat([records[name, seed] for seed in compared.seeds])
+        .groupby("iteration", as_index=False)
+        .mean()
+        for name in compared.names
+    }
+    return means, curves
 
 
 def prompt_lines(compared: Compared, scores: pd.DataFrame) -> list[dict]:
@@ -432,30 +372,30 @@ def seed_lines(scores: pd.DataFrame, base: int) -> list[dict]:
     return means.assign(part="seed", base=base).to_dict("records")
 
 
-def _with_mean_base(compared: Compared, runs: pd.DataFrame) -> pd.DataFrame:
+def with_mean_base(compared: Compared, table: pd.DataFrame) -> pd.DataFrame:
     """Replace each base before training by the mean of all, in the lines of runs over bases."""
-    keys = ["checkpoint", "steps", "method", "reward"]
-    starts = runs[runs.method.map(is_base)].groupby([*keys, "part", "seed"], sort=False)
-    starts = starts.agg({"value": mean, "missing": "sum"}).reset_index()
-    together = pd.concat([starts, runs[~runs.method.map(is_base)]], ignore_index=True)
+    start = (table.part == "run") & table.method.map(is_base)
+    keys = ["part", "checkpoint", "steps", "method", "reward"]
+    over_bases = table[start].groupby(keys, sort=False)
+    table.loc[start, "value"] = over_bases.value.transform(mean)
+    table.loc[start, "missing"] = over_bases.missing.transform("sum")
+    table = table[~(start & table.duplicated(keys))]
     evaluation = compared.settings.evaluation
-    return tables.arranged(
-        together,
+    runs = tables.arranged(
+        tables.part_of(table, "run"),
         checkpoint=map(str, evaluation.checkpoints),
         steps=evaluation.steps,
         method=[*compared.drawn, *compared.names],
     )
+    return pd.concat([runs, table[table.part != "run"]], ignore_index=True)
 
 
 def _read(
     compared: Compared, sources: Sources
 ) -> tuple[pd.DataFrame, dict[Run, pd.DataFrame], dict]:
     """Read the scores, the training records, and the table's attributes; errors as `measure`."""
-    folders = sources.folders([*compared.base_runs, *compared.runs, *compared.others])
-    scores = pd.concat(
-        [read_scores(run, folder) for run, folder in folders.items()], ignore_index=True
-    )
-    check_whole(scores, folders, compared.settings, compared.published)
+    tables_of_runs = [read_scores(compared, run, sources.evaluations) for run in compared.evaluated]
+    scores = pd.concat(tables_of_runs, ignore_index=True)
     records = {
         run: read_training_records(run, sources.runs / run_name(*run)) for run in compared.runs
     }
@@ -478,8 +418,7 @@ def comparison_lines(compared: Compared, scores: pd.DataFrame) -> Iterator[dict]
     Runs are at every checkpoint and number of steps.
     """
     evaluation, weights = compared.settings.evaluation, compared.weights
-    every = [*compared.base_runs, *compared.runs, *compared.others]
-    bases = {run: compared.base_of(run) for run in every}
+    bases = {run: (compared.bases_of[run[0]], BASE[1]) for run in compared.evaluated}
     trained = {run: base for run, base in bases.items() if weights.get(run[0])}
     results = reported(scores, evaluation)
     stats = [name for name in IMAGE_STATS if name in set(results.reward)]
@@ -491,12 +430,12 @@ def comparison_lines(compared: Compared, scores: pd.DataFrame) -> Iterator[dict]
         yield from (line | place for line in lines)
     others = [*tables.style_lines(results, trained, weights)]
     # A page has room for pairs of at most 50 runs; over bases, these would say nothing
-    if compared.unit == "seed" and len(compared.runs) <= 50:
+    if not compared.bases and len(compared.runs) <= 50:
         rewards = evaluation.rewards if compared.few else ()
-        others += tables.pair_lines(results, compared.runs, rewards, compared.trained_on)
+        others += tables.pair_lines(results, compared.runs, rewards, weights)
         for group in compared.groups:
             runs = [run for run in compared.runs if run[0] in group]
-            others += tables.matrix_lines(results, runs, compared.trained_on[group[0]])
+            others += tables.matrix_lines(results, runs, weights[group[0]])
     yield from (line | first for line in others)
 
 

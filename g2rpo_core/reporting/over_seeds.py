@@ -17,7 +17,7 @@ from g2rpo_core.reporting.statistics import (
     spread,
     student,
 )
-from g2rpo_core.reporting.tables import Line, arranged, judged, lines_of
+from g2rpo_core.reporting.tables import Line, arranged, judged, keyed, lines_of
 
 FEWEST = 3  # seeds with an interval: two values are too few for a spread
 COLUMNS = ["method", "reward", "value", "seeds", "by_seed", "difference", "low", "high"]
@@ -27,6 +27,7 @@ COLUMNS = ["method", "reward", "value", "seeds", "by_seed", "difference", "low",
 class Group:
     """Methods that share a training reward."""
 
+    names: Sequence[str]
     weights: Mapping[str, float]
     """Of rewards, in the training reward."""
     variants: list[dict[str, Line]]
@@ -67,8 +68,7 @@ class Gains:
     @property
     def by_method(self) -> dict[str, dict[str, Line]]:
         """Return the lines over seeds of every method, by reward."""
-        methods = self.table.groupby("method", sort=False)
-        return {name: {line.reward: line for line in lines_of(part)} for name, part in methods}
+        return keyed(self.table, "method", "reward")
 
 
 def compare_over_seeds(compared: Compared, variants: Sequence[pd.DataFrame]) -> Gains:
@@ -84,8 +84,7 @@ def compare_over_seeds(compared: Compared, variants: Sequence[pd.DataFrame]) -> 
         lines=lines,
         table=over_seeds(lines),
         groups=[
-            compare_group(compared.trained_on[names[0]], names, variants)
-            for names in compared.groups
+            compare_group(compared.weights[names[0]], names, variants) for names in compared.groups
         ],
         preregistered=lines_of(preregistered(lines, compared.comparisons)),
     )
@@ -116,15 +115,17 @@ def compare_group(
     """Compare methods with one training reward; variants: as in `compare_over_seeds`."""
     trained = [lines[lines.method.isin(methods) & (lines.reward == TRAINING)] for lines in variants]
     gains = [over_seeds(lines).query("seeds >= @FEWEST") for lines in trained]
-    ranked = [_ranked(lines) for lines in gains]
-    above: dict[str, dict[str, Line]] = {name: {} for name in ranked[0].method}
-    for line in lines_of(between(trained[0], list(gains[0].method))):
-        above[line.method][line.against] = line
+    ranked = [{line.method: line for line in lines_of(_ranked(lines))} for lines in gains]
+    pairs = between(trained[0], list(gains[0].method))
     return Group(
+        names=methods,
         weights=weights,
-        variants=[{line.method: line for line in lines_of(lines)} for lines in ranked],
-        above=above,
-        pooled=pooled_difference(trained[0], list(above)),
+        variants=ranked,
+        above={
+            name: {line.against: line for line in lines_of(pairs[pairs.method == name])}
+            for name in ranked[0]
+        },
+        pooled=pooled_difference(trained[0], list(ranked[0])),
     )
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.config.costs import cost_of
 from g2rpo_core.config.profile import ResolvedRun
-from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
-from g2rpo_core.foundation.runs import is_base, run_name
-from g2rpo_core.reporting.images import Images, embed_images
+from g2rpo_core.foundation.runs import is_base
+from g2rpo_core.reporting.images import embed_images
 from g2rpo_core.reporting.measured import Compared, Sources
 from g2rpo_core.reporting.over_seeds import Gains, compare_over_seeds
 from g2rpo_core.reporting.tables import (
@@ -20,12 +20,13 @@ from g2rpo_core.reporting.tables import (
     Variant,
     by_run,
     judged,
+    keyed,
     lines_of,
     part_of,
     records_of,
     variants_of,
 )
-from g2rpo_core.reporting.verdict import Verdict, conclude, paper_rows
+from g2rpo_core.reporting.verdict import conclude, paper_rows
 
 TOTAL = "total_compute"  # a column beside those of training records
 
@@ -43,26 +44,6 @@ class Title:
 
 
 @dataclass(frozen=True)
-class Training:
-    """What training recorded."""
-
-    curves: dict[Run, pd.DataFrame]
-    """The records with held-out rewards."""
-    panels: dict[str, str]
-    """The columns of these that are drawn, with their titles."""
-    costs: dict[Run, dict]
-    """The last record, with the largest ratio error."""
-    granularities: list[dict]
-    """Mean agreement of granularities over all iterations: a line per run, granularity, reward."""
-
-    @property
-    def compute(self) -> dict[str, float]:
-        """Return the mean total compute of each method's runs, the least first."""
-        totals = pd.Series({run: cost[TOTAL] for run, cost in self.costs.items()}, dtype=float)
-        return totals.groupby(level=0).mean().sort_values().to_dict()
-
-
-@dataclass(frozen=True)
 class Page:
     """Everything that the templates show."""
 
@@ -73,14 +54,17 @@ class Page:
     variants: dict[Variant, dict[Run, dict[str, Line]]]
     """The base and every run, by reward, at each checkpoint and number of steps; reported first."""
     gains: Gains
-    training: Training
+    training: dict[str, Any]
+    """As `show_training`."""
     paper: list[dict]
     """As `paper_rows`."""
     settings: dict[str, list[str]]
     """As `settings_table`."""
     provenance: list[tuple[str, str]]
-    verdict: Verdict
-    images: Images | None
+    verdict: dict[str, Any]
+    """As `conclude`."""
+    images: dict[str, Any] | None
+    """As `embed_images`."""
 
     def part(self, name: str) -> list[Line]:
         """Return the lines of one part of the table."""
@@ -100,28 +84,16 @@ class Page:
         means = part_of(self.table, "ceiling").groupby("reward", sort=False).value.mean()
         base = next(lines for (method, _), lines in self.runs.items() if is_base(method))
         ends = {reward: (base[reward].value, own) for reward, own in means.items()}
-        weights = self.compared.first_weights
-        if len(self.compared.groups) == 1 and weights.keys() <= ends.keys():
-            floor, ceiling = (
-                sum(on * ends[name][end] for name, on in weights.items()) for end in (0, 1)
-            )
-            ends[TRAINING] = floor, ceiling
+        shared = self.gains.groups[0].weights if len(self.gains.groups) == 1 else {}
+        if shared and shared.keys() <= ends.keys():
+            worth = lambda end: sum(on * ends[name][end] for name, on in shared.items())
+            ends[TRAINING] = worth(0), worth(1)
         return ends
 
     @property
-    def stats(self) -> dict[str, str]:
-        """Return the labels of the image statistics that were measured, by name."""
-        measured = set(self.table.reward)
-        return {name: label for name, label in IMAGE_STATS.items() if name in measured}
-
-    @property
-    def matrix(self) -> dict[tuple[str, int, Run], Line]:
-        """Return each run against each other one, by method, seed and other run.
-
-        Only pairs that share a training reward.
-        """
-        runs = {run_name(*run): run for run in self.compared.runs}
-        return {(line.method, line.seed, runs[line.against]): line for line in self.part("matrix")}
+    def matrix(self) -> dict[Run, dict[str, Line]]:
+        """Return each run against each other one that shares its training reward, by its name."""
+        return keyed(part_of(self.table, "matrix"), ["method", "seed"], "against")
 
 
 def build_page(
@@ -144,13 +116,19 @@ def build_page(
         paper=paper_rows(compared, variants),
         settings=settings,
         provenance=provenance,
-        verdict=conclude(compared, table, gains, training.granularities),
+        verdict=conclude(compared, table, gains, training["granularities"]),
         images=embed_images(sources, compared, table, gains.best) if sources else None,
     )
 
 
-def show_training(compared: Compared, table: pd.DataFrame) -> Training:
-    """Return training's held-out rewards, costs, and agreement of granularities."""
+def show_training(compared: Compared, table: pd.DataFrame) -> dict[str, Any]:
+    """Return what training recorded.
+
+    That is, of each run: `curves`, the records with held-out rewards, and `panels`, the columns of
+    these that are drawn, with their titles; `costs`, the last record with the largest ratio error;
+    `compute`, the mean total compute of each method's runs, the least first; and `granularities`,
+    the mean agreement over all iterations: a line per run, granularity and reward.
+    """
     curves, costs, granularities = {}, {}, []
     for run, records in records_of(table).items():
         cost = cost_of(compared.entries[run[0]], run[1], records)
@@ -166,14 +144,21 @@ def show_training(compared: Compared, table: pd.DataFrame) -> Training:
         for column in records.filter(like="correlation_"):
             reward, granularity = column.removeprefix("correlation_").rsplit("_", 1)
             gap, correlation = records[f"gap_{reward}_{granularity}"].mean(), records[column].mean()
-            line = {"run": run, "reward": reward, "granularity": granularity}
+            line = {"method": run[0], "seed": run[1], "reward": reward, "granularity": granularity}
             granularities.append(line | {"gap": gap, "correlation": correlation})
     shown = [f"heldout_{name}" for name in compared.settings.training.rewards]
     shown += [name for records in curves.values() for name in records.filter(like="heldout_")]
     of_bases = ", gain" if compared.unit == "base" else ""
     titles = {name: compared.reward_labels[name.removeprefix("heldout_")] for name in shown}
     panels = {name: title + of_bases for name, title in titles.items()}
-    return Training(curves=curves, panels=panels, costs=costs, granularities=granularities)
+    totals = pd.Series({run: cost[TOTAL] for run, cost in costs.items()}, dtype=float)
+    return {
+        "curves": curves,
+        "panels": panels,
+        "costs": costs,
+        "compute": totals.groupby(level=0).mean().sort_values().to_dict(),
+        "granularities": granularities,
+    }
 
 
 def settings_table(runs: Sequence[ResolvedRun]) -> dict[str, list[str]]:

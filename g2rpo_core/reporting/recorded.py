@@ -16,7 +16,6 @@ from g2rpo_core.reporting.measured import Compared
 from g2rpo_core.reporting.tables import DTYPES, part_of
 
 ABOUT = ("prompts", "prompt_counts", "models", "versions")  # kept as the table's attributes
-KEYS = ["checkpoint", "steps", "method", "seed", "reward"]  # of the lines of runs
 
 
 def write_results(path: Path, table: pd.DataFrame) -> None:
@@ -52,32 +51,25 @@ def read_measured(compared: Compared, path: Path, hashes: Path) -> pd.DataFrame:
     table = read_results(path)
     with reading(path):
         about = {name: table.attrs[name] for name in ABOUT}
+    evaluation, lines = compared.settings.evaluation, part_of(table, "run")
+    variants = product(map(str, evaluation.checkpoints), evaluation.steps, compared.evaluated)
+    keys = ["checkpoint", "steps", "method", "seed", "reward"]
+    there = set(lines[keys].itertuples(index=False, name=None))
+    wanted = [(checkpoint, steps, *run) for checkpoint, steps, run in variants]
+    for variant in wanted:
+        needed = [*evaluation.rewards, *([] if is_base(variant[2]) else [TRAINING])]
+        if lacking := [name for name in needed if (*variant, name) not in there]:
+            raise UserError(complaint(path, f"has no {lacking[0]} of {run_name(*variant[2:])}"))
+    records = part_of(table, "training")
+    trained = set(zip(records.method, records.seed))
+    if lacking := [run_name(*run) for run in compared.runs if run not in trained]:
+        raise UserError(complaint(path, f"has no training records of {lacking[0]}"))
     # The parts whose order is that of params.yaml
-    runs = _lines_of_runs(compared, table, path)
-    records = dict(iter(part_of(table, "training").groupby(["method", "seed"])))
-    if lacking := [run for run in compared.runs if run not in records]:
-        raise UserError(complaint(path, f"has no training records of {run_name(*lacking[0])}"))
+    runs = pd.DataFrame(wanted, columns=keys[:4]).merge(lines)
+    records = pd.DataFrame(compared.runs, columns=["method", "seed"]).merge(records)
     others = table[~table.part.isin(["run", "training"])]
-    table = pd.concat([runs, others, *map(records.get, compared.runs)], ignore_index=True)
-    lines = [line.partition(" ") for line in read_text(hashes).splitlines()]
-    table.attrs = about | {"hashes": [(run, text) for run, _, text in lines]}
+    parts = [part[table.columns].astype(table.dtypes) for part in (runs, others, records)]
+    table = pd.concat(parts, ignore_index=True)
+    hashed = [line.partition(" ") for line in read_text(hashes).splitlines()]
+    table.attrs = about | {"hashes": [(run, text) for run, _, text in hashed]}
     return table
-
-
-def _lines_of_runs(compared: Compared, table: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Return the compared runs' lines in the order of `measure`; UserError if one is missing."""
-    evaluation = compared.settings.evaluation
-    lines = part_of(table, "run").set_index(KEYS, drop=False)
-    there = set(lines.index)
-    wanted = []
-    for checkpoint, steps in product(evaluation.checkpoints, evaluation.steps):
-        for method, seed in [*compared.base_runs, *compared.runs]:
-            needed = [*evaluation.rewards, *([] if is_base(method) else [TRAINING])]
-            keys = {
-                name: (str(checkpoint), steps, method, seed, name)
-                for name in [*evaluation.rewards, *IMAGE_STATS, TRAINING]
-            }
-            if lacking := [name for name in needed if keys[name] not in there]:
-                raise UserError(complaint(path, f"has no {lacking[0]} of {run_name(method, seed)}"))
-            wanted += [key for key in keys.values() if key in there]
-    return lines.loc[wanted].reset_index(drop=True)

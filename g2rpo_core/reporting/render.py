@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from g2rpo_core.config.comparisons import TRAINING
+from g2rpo_core.evaluation.results import LABELS as IMAGE_STATS
 from g2rpo_core.foundation.runs import is_base
 from g2rpo_core.foundation.texts import markdown, unsteered
 from g2rpo_core.reporting.charts import curves, forest, library, svg
@@ -37,7 +38,7 @@ def render(page: Page) -> dict[str, str]:
     training, labels = page.training, page.compared.labels
     charts = {
         "forest": forest_of(page),
-        "curves": curves(training.curves, training.panels, AXES, labels),
+        "curves": curves(training["curves"], training["panels"], AXES, labels),
     }
     images = {name: svg(chart) for name, chart in charts.items()}
     marked = {name: Markup(image) for name, image in images.items()}
@@ -49,7 +50,9 @@ def forest_of(page: Page) -> dict | None:
     """Return the page's forest plot; None if there is nothing to show."""
     compared = page.compared
     lines, gains = (_once(each, compared.weights) for each in (page.gains.lines, page.gains.table))
-    return forest(lines, gains, compared.labels, compared.titles, page.ends)
+    whose = {name: f"{compared.reward_labels[name]}, {how}" for name, how in compared.whose.items()}
+    titles = {TRAINING: "training reward"} | whose
+    return forest(lines, gains, compared.labels, titles, page.ends)
 
 
 def _once(lines: pd.DataFrame, weights: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
@@ -71,7 +74,7 @@ def fill(shown: Mapping[str, object]) -> dict[str, str]:
     )
     environment.filters |= {"errors": standard_errors, "script": in_script, "literal": markdown}
     environment.tests["base"] = is_base
-    environment.globals |= {"library": library, "TRAINING": TRAINING}
+    environment.globals |= {"library": library, "TRAINING": TRAINING, "IMAGE_STATS": IMAGE_STATS}
     # As plain text, so that report.html escapes what they name
     macros = environment.get_template("sentences.j2").make_module(dict(shown))
     sentences = {name: " ".join(str(getattr(macros, name)()).split()) for name in SENTENCES}

@@ -6,7 +6,7 @@ the same columns.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
@@ -78,12 +78,17 @@ def variants_of(table: pd.DataFrame) -> dict[Variant, pd.DataFrame]:
     return dict(iter(part_of(table, "run").groupby(["checkpoint", "steps"], sort=False)))
 
 
+def keyed(table: pd.DataFrame, outer: str | list[str], inner: str) -> dict[Any, dict[str, Line]]:
+    """Return lines by the values of some columns, such as their run, and then by one more."""
+    return {
+        key: {getattr(line, inner): line for line in lines_of(part)}
+        for key, part in table.groupby(outer, sort=False)
+    }
+
+
 def by_run(lines: pd.DataFrame) -> dict[Run, dict[str, Line]]:
     """Return lines by run, and then by reward."""
-    runs: dict[Run, dict[str, Line]] = {}
-    for line in lines_of(lines):
-        runs.setdefault((line.method, line.seed), {})[line.reward] = line
-    return runs
+    return keyed(lines, ["method", "seed"], "reward")
 
 
 def judged(table: pd.DataFrame) -> pd.DataFrame:
@@ -121,10 +126,7 @@ def difference(
 
 def _weighted(results: pd.DataFrame, run: Run, weights: Mapping[str, float]) -> pd.Series:
     """Return the weighted sum of rewards of one run, by prompt_id in sorted order."""
-    first, *others = (
-        weight * by_prompt(results, run, reward) for reward, weight in weights.items()
-    )
-    return sum(others, first)
+    return sum(weight * by_prompt(results, run, name) for name, weight in weights.items())
 
 
 def run_lines(
@@ -158,16 +160,17 @@ def pair_lines(
 
     Also in the training reward, if they share it.
     """
-    for first, second in combinations(dict.fromkeys(method for method, _ in runs), 2):
+    methods = dict.fromkeys(method for method, _ in runs)
+    seeds = dict.fromkeys(seed for _, seed in runs)
+    for (first, second), seed in product(combinations(methods, 2), seeds):
+        about = {"part": "pair", "method": first, "seed": seed, "against": second}
         shares = trained_on[first] == trained_on[second]
         measures = {TRAINING: trained_on[first]} if shares else {}
         measures |= {reward: {reward: 1.0} for reward in rewards}
-        for seed in dict.fromkeys(seed for _, seed in runs):
-            if (first, seed) in runs and (second, seed) in runs:
-                about = {"part": "pair", "method": first, "seed": seed, "against": second}
-                for reward, weights in measures.items():
-                    gap = difference(results, (first, seed), (second, seed), weights)
-                    yield about | {"reward": reward} | gap
+        if {(first, seed), (second, seed)} <= {*runs}:
+            for reward, weights in measures.items():
+                gap = difference(results, (first, seed), (second, seed), weights)
+                yield about | {"reward": reward} | gap
 
 
 def matrix_lines(

@@ -4,11 +4,11 @@ The templates make sentences of it (`templates/sentences.j2`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,74 +23,49 @@ from g2rpo_core.reporting.tables import Line, Variant, by_run, lines_of
 PAPER = YAML(typ="safe", pure=True).load(Path(__file__).with_name("paper.yaml").read_text())
 
 
-@dataclass(frozen=True)
-class Lead:
-    """The two methods with the highest gains, which share a training reward, seed by seed."""
-
-    first: str
-    second: str
-    by: float
-    """The mean over seeds of the first minus the second."""
-    clear: int
-    """Seeds on which the first is significantly above the second, over prompts."""
-    seeds: int
-    half_width: float | None
-    """Half of a seed's 95 % interval, the widest; None where none is known."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the first lines of a page say."""
-
-    trained: list[Line]
-    """Over seeds, in the training reward, the highest gain first."""
-    held_out: list[Line]
-    """Over seeds, in rewards that no method was trained on."""
-    lead: Lead | None
-    seed_by_seed: dict[tuple[str, str], list[Line]]
-    """Of a method and what it is compared with, the base first: a line for each seed."""
-    sums: dict[str, tuple[float, float, dict[str, float]]]
-    """As `worth_of_sums`."""
-
-
 def conclude(
     compared: Compared, table: pd.DataFrame, gains: Gains, granularities: Sequence[Mapping]
-) -> Verdict:
-    """Conclude from the table of comparisons (`tables.judged`); granularities: as in `Training`."""
+) -> dict[str, Any]:
+    """Conclude from the table of comparisons (`tables.judged`); granularities: of `show_training`.
+
+    Returns `trained`, lines over seeds in the training reward, the highest gain first; `lead`, as
+    `lead_of`; `seed_by_seed`, of a method and what it is compared with, the base first, a line for
+    each seed; `sums`, as `worth_of_sums`.
+    """
     trained = lines_of(gains.trained)
     pairs = table[(table.part == "pair") & (table.reward == TRAINING)]
     alone = gains.lines[gains.lines.reward == TRAINING]
     alone = alone.assign(against=alone.method.map(compared.bases_of))
     singles = pd.concat([alone, pairs]) if compared.few else alone
-    return Verdict(
-        trained=trained,
-        held_out=lines_of(gains.table[gains.table.reward.isin(compared.held_out)]),
-        lead=lead_of([line.method for line in trained[:2]], lines_of(pairs)),
-        seed_by_seed={
-            both: lines_of(lines)
-            for both, lines in singles.groupby(["method", "against"], sort=False)
-        },
-        sums=worth_of_sums(granularities),
-    )
+    together = singles.groupby(["method", "against"], sort=False)
+    return {
+        "trained": trained,
+        "lead": lead_of([line.method for line in trained[:2]], lines_of(pairs)),
+        "seed_by_seed": {both: lines_of(lines) for both, lines in together},
+        "sums": worth_of_sums(granularities),
+    }
 
 
-def lead_of(highest: Sequence[str], pairs: Sequence[Line]) -> Lead | None:
+def lead_of(highest: Sequence[str], pairs: Sequence[Line]) -> dict[str, Any] | None:
     """Return how far the first method is before the second; None if no line has both.
 
-    pairs: of runs with one seed, in their training reward.
+    pairs: of runs with one seed, in their training reward. `by` is the mean over seeds of the first
+    minus the second, `ahead` the seeds on which it is significantly above over prompts, and
+    `half_width` half of a seed's 95 % interval, the widest; None where none is known.
     """
     shared = [line for line in pairs if {line.method, line.against} == {*highest}]
     if not shared:
         return None
     sign = 1 if shared[0].method == highest[0] else -1
-    return Lead(
-        first=highest[0],
-        second=highest[1],
-        by=mean(sign * line.difference for line in shared),
-        clear=sum(line.tone == ("up" if sign > 0 else "down") for line in shared),
-        seeds=len(shared),
-        half_width=max(((line.high - line.low) / 2 for line in shared if line.known), default=None),
-    )
+    widths = [(line.high - line.low) / 2 for line in shared if line.known]
+    return {
+        "first": highest[0],
+        "second": highest[1],
+        "by": mean(sign * line.difference for line in shared),
+        "ahead": sum(line.tone == ("up" if sign > 0 else "down") for line in shared),
+        "seeds": len(shared),
+        "half_width": max(widths, default=None),
+    }
 
 
 def worth_of_sums(
@@ -99,20 +74,13 @@ def worth_of_sums(
     """Return what each method's sum of granularities is worth (`worth_of_sum`), and why.
 
     That is the mean correlation of each coarser granularity with the finest. Methods with one that
-    is not positive, or not known, are left out. granularities: as in `Training`.
+    is not positive, or not known, are left out. granularities: of `show_training`.
     """
-    alike: dict[str, dict[str, list[float]]] = {}
-    for line in granularities:
-        by_tail = alike.setdefault(line["run"][0], {})
-        by_tail.setdefault(line["granularity"], []).append(line["correlation"])
-    means = {
-        method: {tail: mean(values) for tail, values in by_tail.items()}
-        for method, by_tail in alike.items()
-    }
+    lines = pd.DataFrame(granularities, columns=["method", "granularity", "correlation"])
     return {
-        method: (*worth_of_sum([*of_tail.values()]), of_tail)
-        for method, of_tail in means.items()
-        if all(value > 0 for value in of_tail.values())
+        method: (*worth_of_sum(alike.to_list()), alike.to_dict())
+        for method, of_method in lines.groupby("method", sort=False)
+        if (alike := of_method.groupby("granularity", sort=False).correlation.mean()).gt(0).all()
     }
 
 

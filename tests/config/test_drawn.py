@@ -48,7 +48,7 @@ def test_every_entry_is_drawn_alike_in_training_monitor_evaluation_and_generatio
             shown[f"{entry}-1"][1].drawn == shown["base"][1].drawn == training and len(shown) == 2
         )
         # The base that its gain is over
-        base = compared.base_of((entry, 1))[0]
+        base = compared.bases_of[entry]
         assert drawn_of("base", drawn)[base] == training and base == base_for(
             compared.drawn, run.sampling
         )

@@ -5,7 +5,7 @@ import pytest
 
 from g2rpo_core.reporting.measured import read_seconds
 from g2rpo_core.reporting.tables import by_run, judged, lines_of
-from g2rpo_core.reporting.verdict import PAPER, Lead, lead_of, paper_rows
+from g2rpo_core.reporting.verdict import PAPER, lead_of, paper_rows
 from tests.reporting.test_tables import beside_base
 
 
@@ -74,5 +74,6 @@ def test_seconds_are_means_over_seeds_and_left_out_where_a_run_was_made_elsewher
 def test_a_lead_counts_the_seeds_that_show_it_whichever_method_a_pair_names_first():
     seeds = {"difference": [-0.3, -0.1], "low": [-0.4, -0.25], "high": [-0.2, 0.05]}
     pairs = lines_of(judged(pd.DataFrame(seeds).assign(method="a", against="b")))
-    assert lead_of(["b", "a"], pairs) == Lead("b", "a", 0.2, 1, 2, pytest.approx(0.15))
-    assert lead_of(["a", "b"], pairs).clear == 0 and lead_of(["b", "c"], pairs) is None
+    lead = {"first": "b", "second": "a", "by": 0.2, "ahead": 1, "seeds": 2}
+    assert lead_of(["b", "a"], pairs) == lead | {"half_width": pytest.approx(0.15)}
+    assert lead_of(["a", "b"], pairs)["ahead"] == 0 and lead_of(["b", "c"], pairs) is None

@@ -14,7 +14,7 @@ from scipy import stats
 from g2rpo_core.config import load_study, profile_path, resolve
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.reporting.conclusions import headline
-from g2rpo_core.reporting.measured import Sources, measure_bases
+from g2rpo_core.reporting.measured import Sources, measure
 from g2rpo_core.reporting.page import Title, build_page
 from g2rpo_core.reporting.recorded import read_measured, write_results
 from stages.dvc import options_of
@@ -169,6 +169,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
             evaluations=home / "evaluations",
             prompts=Path("prompts"),
             quality=home / "quality.json",
+            timings=home / "timings",
             page=tmp_path,
             locks=(),
         )
@@ -178,8 +179,8 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
         table = pd.DataFrame({"id": ["0", "1"], "prompt": [f"{part} 0", f"{part} 1"]})
         table.assign(style="one").to_parquet(f"prompts/{part}.parquet")
     runs = [(name, base) for name in study.methods for base in study.bases]
-    compared = replace(compared_in("several"), runs=runs, unit="base", seeds=study.seeds)
-    measured = measure_bases(compared, sources)
+    compared = replace(compared_in("several"), runs=runs, bases=study.bases, seeds=study.seeds)
+    measured = measure(compared, sources)
     page = build_page(compared, measured, Title("several"))
     (group,) = page.gains.groups
     first = group.variants[0]["first"]
@@ -189,7 +190,7 @@ def test_the_report_infers_over_bases_and_its_table_keeps_every_seed(study, tmp_
     assert found == pytest.approx((np.mean(expected), low, high), abs=2e-3)
     # Methods are compared over bases, not on each; bases start far apart, so that curves are gains
     assert page.part("pair") == page.part("matrix") == []
-    drawn = [list(page.training.curves["first", base].heldout_hps) for base in study.bases]
+    drawn = [list(page.training["curves"]["first", base].heldout_hps) for base in study.bases]
     assert drawn == [pytest.approx([0.0, gain]) for gain in expected]
     # What is committed: the report's numbers, and every seed's, but no prompt's
     write_results(tmp_path / "results.parquet", measured)
