@@ -34,7 +34,7 @@ from g2rpo_core.foundation.runs import (
     read_lock,
     run_name,
 )
-from g2rpo_core.foundation.tables import COUNT, check_values, read_numbers, read_table
+from g2rpo_core.foundation.tables import COUNT, read_numbers, read_table
 from g2rpo_core.foundation.texts import comparable
 from g2rpo_core.numerics.portable import in_use
 from g2rpo_core.numerics.processes import version_of
@@ -220,12 +220,10 @@ def read_seconds(
 def read_training_records(run: Run, folder: Path) -> pd.DataFrame:
     """Read the training records of a run; UserError if they are missing or damaged."""
     file = existing(folder / TRAINING_RECORDS)
-    table = read_table(file)
-    columns = {"iteration": COUNT, "num_forward_evals": COUNT, "num_transitions": COUNT}
-    if not len(table) or not columns.keys() <= set(table.columns):
+    counts = ("iteration", "num_forward_evals", "num_transitions")
+    if not len(read_table(file, dict.fromkeys(counts, COUNT))):
         raise UserError(complaint(file, "holds no training records"))
-    check_values(file, table, columns)
-    return table
+    return read_table(file)
 
 
 def prompt_counts(folder: Path) -> str:
@@ -233,20 +231,17 @@ def prompt_counts(folder: Path) -> str:
 
     UserError if a prompt is in both sets.
     """
-    files = {name: folder / f"{name}.parquet" for name in ("train", "test")}
-    sets = {name: load_prompts(file) for name, file in files.items()}
-    texts = {
-        name: {comparable(prompt.text) for prompt in prompts} for name, prompts in sets.items()
-    }
-    if both := texts["train"] & texts["test"]:
+    files = [folder / f"{name}.parquet" for name in ("train", "test")]
+    train, test = ([comparable(prompt.text) for prompt in load_prompts(file)] for file in files)
+    if both := {*train} & {*test}:
         reason = f"has {len(both)} prompts that are also test prompts: nothing would be held out"
-        raise UserError(complaint(files["train"], reason))
+        raise UserError(complaint(files[0], reason))
     # What the stage `prompts` left out
-    left_out = {name: left_out_of(file) for name, file in files.items()}
-    twice = sum(counts.get("twice", 0) for counts in left_out.values())
-    tested = left_out["train"].get("test prompts", 0)
+    left_out = [left_out_of(file) for file in files]
+    twice = sum(counts.get("twice", 0) for counts in left_out)
+    tested = left_out[0].get("test prompts", 0)
     return (
-        f"{len(sets['train'])} training prompts and {len(sets['test'])} test prompts; "
+        f"{len(train)} training prompts and {len(test)} test prompts; "
         f"no text is in both ({tested} test prompts were left "
         f"out of training, and {twice} that a file had twice)"
     )
@@ -443,16 +438,16 @@ def ceiling_lines(sources: Sources, seed: int) -> Iterator[dict]:
     """Yield what the task's own pictures score, by reward; nothing where no task drew any."""
     file = sources.evaluations / run_name(*BASE) / CEILING
     if file.exists():
-        about = {"part": "ceiling", "method": BASE[0], "seed": seed}
-        for reward, value in read_numbers(file).items():
-            yield about | {"reward": reward, "value": value}
+        line = {"part": "ceiling", "method": BASE[0], "seed": seed}
+        yield from (
+            line | {"reward": name, "value": own} for name, own in read_numbers(file).items()
+        )
 
 
 def warning_lines(compared: Compared, records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:
     """Yield the warnings of drift in runs' records, with the iteration at which each began."""
-    for run, table in records.items():
-        entry = compared.entries[run[0]]
+    for (method, seed), table in records.items():
+        entry, about = compared.entries[method], {"part": "warning", "method": method, "seed": seed}
         updates = entry.method.num_updates(entry.sampling.steps)
         for iteration, text in history(table.to_dict("records"), entry.training, updates):
-            about = {"part": "warning", "method": run[0], "seed": run[1]}
             yield about | {"iteration": iteration, "note": text}

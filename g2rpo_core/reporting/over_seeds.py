@@ -116,7 +116,8 @@ def compare_group(
     trained = [lines[lines.method.isin(methods) & (lines.reward == TRAINING)] for lines in variants]
     gains = [over_seeds(lines).query("seeds >= @FEWEST") for lines in trained]
     ranked = [{line.method: line for line in lines_of(_ranked(lines))} for lines in gains]
-    pairs = between(trained[0], list(gains[0].method))
+    by_seed = gains_by_seed(trained[0])
+    pairs = between(by_seed, list(gains[0].method))
     return Group(
         names=methods,
         weights=weights,
@@ -125,7 +126,7 @@ def compare_group(
             name: {line.against: line for line in lines_of(pairs[pairs.method == name])}
             for name in ranked[0]
         },
-        pooled=pooled_difference(trained[0], list(ranked[0])),
+        pooled=pooled_difference(by_seed[list(ranked[0])].dropna(how="all")),
     )
 
 
@@ -138,9 +139,11 @@ def gains_by_seed(lines: pd.DataFrame, reward: str = TRAINING) -> pd.DataFrame:
     return lines[lines.reward == reward].pivot(index="seed", columns="method", values="difference")
 
 
-def between(lines: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
-    """Return every method against every other one in the training reward, paired by seed."""
-    gains = gains_by_seed(lines)
+def between(gains: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
+    """Return every method against every other one in the training reward, paired by seed.
+
+    gains: as `gains_by_seed`.
+    """
     rows = [
         {"method": method, "against": other, "reward": TRAINING}
         | spread((gains[method] - gains[other]).dropna())
@@ -150,14 +153,13 @@ def between(lines: pd.DataFrame, methods: Sequence[str]) -> pd.DataFrame:
     return judged(pd.DataFrame(rows, columns=columns))
 
 
-def pooled_difference(lines: pd.DataFrame, methods: Sequence[str]) -> float | None:
+def pooled_difference(gains: pd.DataFrame) -> float | None:
     """Return half of the 95 % interval of a difference between two methods, by pooled variance.
 
-    None unless at least four methods have the same three to five seeds: few seeds, many
-    comparisons.
+    gains: as `gains_by_seed`. None unless at least four methods have the same three to five seeds:
+    few seeds, many comparisons.
     """
-    gains = gains_by_seed(lines).reindex(columns=methods).dropna(how="all")
-    fits = len(methods) >= 4 and 3 <= len(gains) <= 5 and gains.notna().all(axis=None)
+    fits = gains.shape[1] >= 4 and 3 <= len(gains) <= 5 and gains.notna().all(axis=None)
     return pooled_half_width(gains.to_numpy().T) if fits else None
 
 

@@ -23,8 +23,6 @@ from g2rpo_core.reporting.tables import (
     keyed,
     lines_of,
     part_of,
-    records_of,
-    variants_of,
 )
 from g2rpo_core.reporting.verdict import conclude, paper_rows
 
@@ -101,10 +99,8 @@ def build_page(
 ) -> Page:
     """Return all that the templates show; sources: of images, None for a page without them."""
     table = judged(table)
-    settings = settings_table([compared.entries[name] for name in compared.names])
-    provenance = provenance_lines(compared, table.attrs["versions"])
     training = show_training(compared, table)
-    variants = variants_of(table)
+    variants = dict(iter(part_of(table, "run").groupby(["checkpoint", "steps"], sort=False)))
     gains = compare_over_seeds(compared, list(variants.values()))
     return Page(
         title=title,
@@ -114,8 +110,8 @@ def build_page(
         gains=gains,
         training=training,
         paper=paper_rows(compared, variants),
-        settings=settings,
-        provenance=provenance,
+        settings=settings_table([compared.entries[name] for name in compared.names]),
+        provenance=provenance_lines(compared, table.attrs["versions"]),
         verdict=conclude(compared, table, gains, training["granularities"]),
         images=embed_images(sources, compared, table, gains.best) if sources else None,
     )
@@ -130,13 +126,15 @@ def show_training(compared: Compared, table: pd.DataFrame) -> dict[str, Any]:
     the mean agreement over all iterations: a line per run, granularity and reward.
     """
     curves, costs, granularities = {}, {}, []
-    for run, records in records_of(table).items():
+    for run, lines in part_of(table, "training").groupby(["method", "seed"], sort=False):
+        # Without the columns that the run lacks
+        records = lines.dropna(axis=1, how="all").reset_index(drop=True)
         cost = cost_of(compared.entries[run[0]], run[1], records)
         records = records.assign(**{TOTAL: cost.total, "images": cost.images})
         # Bases start far apart, so that their curves are differences to the first record
         heldout = list(records.filter(like="heldout_"))
         curves[run] = records.dropna(subset=heldout)
-        if compared.unit == "base" and len(curves[run]):
+        if compared.bases and len(curves[run]):
             curves[run] = curves[run].assign(**curves[run][heldout] - curves[run][heldout].iloc[0])
         # Methods without a ratio have no such column
         error = records[RATIO_ERROR].max() if RATIO_ERROR in records else None
@@ -148,9 +146,8 @@ def show_training(compared: Compared, table: pd.DataFrame) -> dict[str, Any]:
             granularities.append(line | {"gap": gap, "correlation": correlation})
     shown = [f"heldout_{name}" for name in compared.settings.training.rewards]
     shown += [name for records in curves.values() for name in records.filter(like="heldout_")]
-    of_bases = ", gain" if compared.unit == "base" else ""
-    titles = {name: compared.reward_labels[name.removeprefix("heldout_")] for name in shown}
-    panels = {name: title + of_bases for name, title in titles.items()}
+    gain, label = ", gain" if compared.bases else "", compared.reward_labels
+    panels = {name: label[name.removeprefix("heldout_")] + gain for name in shown}
     totals = pd.Series({run: cost[TOTAL] for run, cost in costs.items()}, dtype=float)
     return {
         "curves": curves,
@@ -189,10 +186,9 @@ def provenance_lines(compared: Compared, versions: str) -> list[tuple[str, str]]
     """Return versions and seeds as lines; the same inputs give the same lines."""
     settings, bases = compared.settings, ", ".join(map(str, compared.bases))
     seeds = compared.seeds or dict.fromkeys(seed for _, seed in compared.runs)
-    other = f"prompts {settings.prompts.seed}, evaluation {settings.evaluation.seed}"
     return [
         ("versions", versions),
         ("training seeds", ", ".join(map(str, seeds))),
         *([("bases, by the seed of their models", bases)] if bases else []),
-        ("other seeds", other),
+        ("other seeds", f"prompts {settings.prompts.seed}, evaluation {settings.evaluation.seed}"),
     ]

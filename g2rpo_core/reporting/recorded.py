@@ -52,18 +52,17 @@ def read_measured(compared: Compared, path: Path, hashes: Path) -> pd.DataFrame:
     with reading(path):
         about = {name: table.attrs[name] for name in ABOUT}
     evaluation, lines = compared.settings.evaluation, part_of(table, "run")
-    variants = product(map(str, evaluation.checkpoints), evaluation.steps, compared.evaluated)
     keys = ["checkpoint", "steps", "method", "seed", "reward"]
     there = set(lines[keys].itertuples(index=False, name=None))
-    wanted = [(checkpoint, steps, *run) for checkpoint, steps, run in variants]
+    variants = product(evaluation.checkpoints, evaluation.steps, compared.evaluated)
+    wanted = [(str(checkpoint), steps, *run) for checkpoint, steps, run in variants]
     for variant in wanted:
         needed = [*evaluation.rewards, *([] if is_base(variant[2]) else [TRAINING])]
         if lacking := [name for name in needed if (*variant, name) not in there]:
             raise UserError(complaint(path, f"has no {lacking[0]} of {run_name(*variant[2:])}"))
     records = part_of(table, "training")
-    trained = set(zip(records.method, records.seed))
-    if lacking := [run_name(*run) for run in compared.runs if run not in trained]:
-        raise UserError(complaint(path, f"has no training records of {lacking[0]}"))
+    if lacking := [run for run in compared.runs if run not in {*zip(records.method, records.seed)}]:
+        raise UserError(complaint(path, f"has no training records of {run_name(*lacking[0])}"))
     # The parts whose order is that of params.yaml
     runs = pd.DataFrame(wanted, columns=keys[:4]).merge(lines)
     records = pd.DataFrame(compared.runs, columns=["method", "seed"]).merge(records)

@@ -40,10 +40,9 @@ def render(page: Page) -> dict[str, str]:
         "forest": forest_of(page),
         "curves": curves(training["curves"], training["panels"], AXES, labels),
     }
-    images = {name: svg(chart) for name, chart in charts.items()}
-    marked = {name: Markup(image) for name, image in images.items()}
-    shown = {"page": page, **vars(page), **charts, "svg": marked}
-    return fill(shown) | {f"{name}.svg": image for name, image in images.items()}
+    images = {name: Markup(svg(chart)) for name, chart in charts.items()}
+    pages = fill({"page": page, **vars(page), **charts, "svg": images})
+    return pages | {f"{name}.svg": str(image) for name, image in images.items()}
 
 
 def forest_of(page: Page) -> dict | None:

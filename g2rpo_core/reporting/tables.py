@@ -73,11 +73,6 @@ def part_of(table: pd.DataFrame, name: str) -> pd.DataFrame:
     return table[table.part == name]
 
 
-def variants_of(table: pd.DataFrame) -> dict[Variant, pd.DataFrame]:
-    """Return the runs' lines at each checkpoint and number of steps, the reported first."""
-    return dict(iter(part_of(table, "run").groupby(["checkpoint", "steps"], sort=False)))
-
-
 def keyed(table: pd.DataFrame, outer: str | list[str], inner: str) -> dict[Any, dict[str, Line]]:
     """Return lines by the values of some columns, such as their run, and then by one more."""
     return {
@@ -223,14 +218,6 @@ def training_lines(records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:
         lines = kept[columns].to_dict("records")
         lines[-1] |= over_all
         yield from ({"part": "training", "method": method, "seed": seed} | line for line in lines)
-
-
-def records_of(table: pd.DataFrame) -> dict[Run, pd.DataFrame]:
-    """Return every run's training records in the table, without columns that it lacks."""
-    training = part_of(table, "training").groupby(["method", "seed"], sort=False)
-    return {
-        run: records.dropna(axis=1, how="all").reset_index(drop=True) for run, records in training
-    }
 
 
 def changes(results: pd.DataFrame, run: Run, base: Run, weights: Mapping[str, float]) -> pd.Series:

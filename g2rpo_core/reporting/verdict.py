@@ -114,19 +114,17 @@ def paper_rows(compared: Compared, variants: Mapping[Variant, pd.DataFrame]) -> 
     for number, ((_, steps), runs) in enumerate(variants.items()):
         # The paper's table for our steps; the first variant also meets its main table, of 50 steps
         beside = {steps} & ours | ({50} - ours if number == 0 else set())
-        tables = [table for table in PAPER["tables"] if table["steps"] in beside]
-        for ((method, seed), lines), table in product(by_run(runs).items(), tables):
+        for ((method, seed), lines), table in product(by_run(runs).items(), PAPER["tables"]):
             key = method if method in named else theirs.get(method, method)
-            trained_on = set(compared.weights.get(method, {}))
-            if key in table["rows"] and set(table["trained_on"]) == trained_on:
+            alike = {*table["trained_on"]} == {*compared.weights.get(method, {})}
+            if table["steps"] in beside and key in table["rows"] and alike:
                 values = dict(zip(PAPER["rewards"], table["rows"][key]))
                 pairs = [(lines[reward].value, values.get(reward)) for reward in evaluation.rewards]
                 differing = unlike(settings, compared.entries.get(method))
                 if table["steps"] != steps:
                     differing.append(f"evaluation.steps {steps} (the paper's {table['steps']})")
-                title = f"{table['name']}, {table['steps']} steps"
-                about = {"method": method, "seed": seed, "table": title}
-                rows.append(about | {"pairs": pairs, "unlike": differing})
+                about = {"method": method, "seed": seed, "pairs": pairs, "unlike": differing}
+                rows.append(about | {"table": f"{table['name']}, {table['steps']} steps"})
     return rows
 
 
