@@ -38,12 +38,10 @@ def embed_images(
 ) -> dict[str, Any]:
     """Embed the images of the base and of every method's best seed; best: the best method first.
 
-    Returns `chosen_by`, the model whose changes decide which prompts are shown; `base`, what it is
-    compared with; `first`, rows of prompts with the images of both, by how they were chosen;
-    `columns`, the names of every model, and rows with the images of these: `drawn` at random, and
-    `changed`, those that rose most, then those that fell most. A row is a `prompt`, its `change` of
-    the training reward (None: drawn), and `images` as `embed_image` returns them, with what their
-    scores rest on, such as the text that was read: `told`.
+    Returns `chosen_by`, the model by whose changes prompts are chosen; its `base`; `first`, rows of
+    both, by how they were chosen; `columns`, the names of every model, and rows of these: `drawn`
+    at random and `changed` most. A row is a `prompt`, its `change` in reward (None: drawn), and
+    `images`, as `embed_image` returns them with `told`, what their scores rest on.
     """
     scores = table[table.part == "prompt"].rename(columns={"value": "score"})
     prompts = {prompt.id: prompt.text for prompt in load_prompts(sources.prompts / "test.parquet")}
@@ -59,7 +57,6 @@ def embed_images(
             place = image_folder(checkpoint, settings.evaluation.steps[0])
             folder = sources.evaluations / evaluation_folder(method, seed)
             columns[method, seed] = folder / place
-
     # The model of the first screen: the best method, and the base that it is compared with
     others = (run for run in compared.evaluated if not is_base(run[0]))
     ahead = next(run for run in [*best.items(), *others] if run in columns)
