@@ -24,16 +24,21 @@ from g2rpo_core.data.prompts import load_prompts
 from g2rpo_core.data.settings import EmbedSettings, PromptSettings
 from g2rpo_core.estimate.machines import Machines
 from g2rpo_core.estimate.plan import make_plan
+from g2rpo_core.estimate.tracing import shape_of, transformer_parameters
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import read_yaml
 from g2rpo_core.foundation.settings import name_problem
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import LOCK, ModelStore
+from g2rpo_core.models.loading import add_adapter, describe_trained, lora_config
 from g2rpo_core.rewards import registry
 from g2rpo_core.tasks import TASK_NAMES, table
+from g2rpo_core.tiny_models.build import maker_of
 from g2rpo_core.tiny_models.settings import BASES, BuiltModels
 from g2rpo_core.tiny_models.tokenizers import TOKENIZERS
 from g2rpo_core.tracking.display import not_installed
+from g2rpo_core.training.learning import settings_lines
+from g2rpo_core.training.settings import TrainingSettings
 from stages.entry import arguments, ends_in_one_line
 from stages.paths import REPORTS
 
@@ -55,6 +60,15 @@ def main() -> None:
         f"profile {run.profile}: {', '.join(run.methods)} with seeds "
         f"{', '.join(map(str, run.seeds))}"
     )
+    profile = load_profile(profile_path(run.profile))
+    learning: dict[tuple[str, ...], list[str]] = {}  # what is said -> of which methods
+    for method in run.methods:
+        training = profile.run(method).training
+        trained = attempt(partial(trained_modules, profile, training))[0]
+        said = (*filter(None, [trained]), *settings_lines(training))
+        learning.setdefault(said, []).append(method)
+    for said, methods in learning.items():
+        echo(f"can {', '.join(methods)} learn?", *(f"  {line}" for line in said))
 
 
 def complaints() -> Iterator[str]:
@@ -84,7 +98,41 @@ def complaints() -> Iterator[str]:
     if profile:
         if chosen:
             yield from _unscored_prompts(name, profile, chosen)
+        yield from _untrained(name, profile)
         yield from _machine_problems(name, profile)
+
+
+def trained_modules(profile: Profile, training: TrainingSettings) -> str:
+    """Say which modules train; UserError for LoRA targets without one, and an unknown shape."""
+    if isinstance(profile.models, BuiltModels):
+        task = table.TASKS[profile.models.source]
+        caption = next(iter(task.distinct_scenes(1, 0, testing=False, without=()))).caption
+        transformer = maker_of(profile.models)(task, [caption]).parts["transformer"]
+        if training.lora:
+            base = ARCHITECTURES[BASES[profile.models.base]]
+            transformer.requires_grad_(False)
+            add_adapter(transformer, lora_config(base, training.lora))
+        trained = {
+            name: each.numel()
+            for name, each in transformer.named_parameters()
+            if each.requires_grad
+        }
+        return describe_trained(trained)
+    architecture, shape = shape_of(profile)
+    return transformer_parameters(architecture, shape.transformer, training.lora).trains
+
+
+def _untrained(name: str, profile: Profile) -> Iterator[str]:
+    """Yield the LoRA targets that no module of the base model is called."""
+    shape, _ = attempt(lambda: bool(isinstance(profile.models, BuiltModels) or shape_of(profile)))
+    adapters = {
+        training.lora: training
+        for entry in profile.methods
+        if (training := profile.run(entry).training).lora
+    }
+    for training in adapters.values() if shape else ():
+        for problem in attempt(partial(trained_modules, profile, training))[1]:
+            yield f"profiles/{name}.yaml: {problem}"
 
 
 def _profile_named() -> str | None:

@@ -27,7 +27,7 @@ from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
 from g2rpo_core.tracking.display import Display
 from g2rpo_core.training.loop import bytes_needed, finish, train, write_finished
-from g2rpo_core.training.metrics import heldout_means
+from g2rpo_core.training.metrics import HeldOut
 from g2rpo_core.training.rewards import load_rewards, say_what_is_cut
 from g2rpo_core.training.trainer import Trainer
 from stages.dvc import commit
@@ -79,9 +79,8 @@ def main() -> None:
     )
     check_room(bytes_needed(trainer, folder), f"training {name}", processes)
     missing = registry.max_missing(list(monitored), settings.rewards)
-    measure = lambda: heldout_means(
-        policy, held_out, monitored, training.monitor.prompts, run.sampling, processes, missing
-    )
+    how = (run.sampling, processes, missing, training.reward_weights, folder)
+    measure = HeldOut(policy, held_out, monitored, training.monitor.prompts, *how)
     display = Display(f"{paths.name}/{name}", trainer, held_out, last_iteration(folder))
     records = find_finished(folder, processes)
     if records is None:
@@ -90,7 +89,7 @@ def main() -> None:
     # Publish the run; it is kept here until DVC knows it, so that the next start ends at once
     if processes.rank == 0:
         about = {"profile": args.profile, "compute": compute_of(run)}
-        write_finished(run, name, records, folder, paths.timings, about)
+        write_finished(trainer, name, records, folder, paths.timings, about)
         publish(folder / "out", paths.runs / name)
         unchanged = lambda: still_decide(folder, decides(read(), args), dependencies)
         if commit(f"train@{name}", args, paths, unchanged):
@@ -106,7 +105,7 @@ def train_to_end(
     """
     trainer.watch = display.group
     try:
-        records = train(trainer, folder, measure, display.record, display.warn)
+        records = train(trainer, folder, measure, display.record, display.warn, display.note)
     except Terminated:
         at = last_iteration(folder)
         line = f"{name}: stopped as asked after iteration {at}; the same command resumes from there"

@@ -106,6 +106,7 @@ def _describe(plan: Plan, source: str) -> list[str]:
             f"time is that of prompts of {plan.prompt_tokens} tokens, as padding is left out; "
             f"memory has room for {plan.most_prompt_tokens}"
         )
+    lines += ["can this run learn?", *(f"  {line}" for line in plan.can_learn)]
     if plan.not_counted:
         lines.append(
             f"not counted: the models of {', '.join(plan.not_counted)}, which are small, "

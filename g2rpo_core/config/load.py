@@ -38,7 +38,7 @@ COSTS: dict[str, str] = {  # name in reports
 }
 
 # Settings whose null means none, not their default
-KEEPS_NULL = {"muon_rate", "samples", "shortest_edge"}
+KEEPS_NULL = {"max_reward_noise", "muon_rate", "samples", "shortest_edge"}
 
 S = TypeVar("S", bound=Settings)
 _override = partial(override, keeps_null=KEEPS_NULL)

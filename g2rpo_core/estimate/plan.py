@@ -44,6 +44,7 @@ from g2rpo_core.rewards.registry import REWARDS, settings_of
 from g2rpo_core.rewards.spec import ModelSize
 from g2rpo_core.sampling.rollout import num_calls
 from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.training.learning import settings_lines
 
 GIB = 2**30
 # Tokens of the longest prompt of an iteration, where padding is left out: more than the CLIPs among
@@ -96,6 +97,8 @@ class Plan:
     """`copies`: what DVC keeps in its cache where the file system cannot share blocks."""
     not_counted: list[str]
     """Rewards whose size is not known here."""
+    can_learn: list[str]
+    """What trains, and what the settings say of learning."""
 
     @property
     def disks(self) -> dict[str, float]:
@@ -162,6 +165,7 @@ def make_plan(
         monitor_hours=round(_monitor_hours(work, ms), 2),
         disk_gib=gib(disk),
         not_counted=[name for name in work.scorers if not _is_counted(work, name)],
+        can_learn=[work.counts.trains, *settings_lines(work.training)],
     )
 
 

@@ -22,6 +22,7 @@ from g2rpo_core.config import Profile
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.cost import Cost, Measured, make_transformer
 from g2rpo_core.models.kept import CODE, kept
+from g2rpo_core.models.loading import describe_trained
 from g2rpo_core.models.quantized import frozen_layers
 from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.tiny_models.pipeline import flux_config, vae_config
@@ -100,6 +101,8 @@ class Parameters:
     """Frozen weights of linear layers in blocks, which `sampling.quantize` keeps in fewer bits."""
     largest: int = 0
     """Those of the largest such layer; a call restores one layer at a time."""
+    trains: str = ""
+    """Which modules train, in words (`describe_trained`)."""
 
 
 def _count(module: torch.nn.Module) -> int:
@@ -138,9 +141,11 @@ def _transformer_parameters(
 ) -> Parameters:
     with torch.device("meta"):
         transformer = make_transformer(architecture, config, lora)
-    trained = sum(
-        parameter.numel() for parameter in transformer.parameters() if parameter.requires_grad
-    )
+    trained = {
+        name: parameter.numel()
+        for name, parameter in transformer.named_parameters()
+        if parameter.requires_grad
+    }
     blocks = [_count(block) for block in architecture.blocks(transformer)]
     buffers = sum(buffer.numel() for buffer in transformer.buffers())
     linear = [
@@ -149,12 +154,13 @@ def _transformer_parameters(
     rest = _count(transformer) - sum(blocks)
     return Parameters(
         _count(transformer),
-        trained,
+        sum(trained.values()),
         max(blocks),
         rest,
         buffers,
         sum(linear),
         max(linear, default=0),
+        describe_trained(trained),
     )
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.manifest import read_sealed, write_sealed
@@ -16,8 +17,8 @@ PACKAGES = ("diffusers", "peft", "torch", "transformers")
 
 
 def kept(
-    what: str, decides: object, make: Callable[[], Mapping[str, int]], code: Sequence[str] = CODE
-) -> Mapping[str, int]:
+    what: str, decides: object, make: Callable[[], Mapping[str, Any]], code: Sequence[str] = CODE
+) -> Mapping[str, Any]:
     """Return what `make` returned for equal `what` and `decides`; call it if no file tells.
 
     decides: data with a complete `repr`; code: packages of the core that `make` runs.

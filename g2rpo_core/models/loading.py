@@ -5,7 +5,9 @@ process works the same way. The steps that spread a model over many GPUs are ord
 torchtitan: activation checkpointing, compilation, sharding.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -96,12 +98,49 @@ def empty_transformer(
 
 def add_adapter(transformer: ModelMixin, lora: LoraConfig) -> None:
     """Add a LoRA to a transformer; UserError if it names layers that the transformer lacks."""
+    # PEFT takes what matches, and nobody asks what did not
+    modules = [name for name, _ in transformer.named_modules()]
+    ends = {name.rpartition(".")[2] for name in modules}
+    lacking = [
+        f"{target}{(like := get_close_matches(target, ends, 1)) and f' (but {like[0]} is)' or ''}"
+        for target in sorted(lora.target_modules or ())
+        if not any(name == target or name.endswith(f".{target}") for name in modules)
+    ]
+    if lacking:
+        raise UserError(
+            f"training.lora.target_modules: no module of {type(transformer).__name__} is called "
+            f"{', '.join(lacking)}"
+        )
     try:
         transformer.add_adapter(lora)
     except ValueError as error:
         raise UserError(
             f"training.lora.target_modules: {' '.join(str(error).split())[:LONGEST]}"
         ) from None
+
+
+def describe_trained(sizes: Mapping[str, int]) -> str:
+    """Say in a line which modules train, by block and kind, and how many weights they have.
+
+    sizes: elements of every trained parameter, by its name in the transformer.
+    """
+    of_lora = any(".lora_" in name for name in sizes)
+    modules = dict.fromkeys(re.sub(r"\.(lora_.*|weight|bias)$", "", name) for name in sizes)
+    blocks: dict[str, dict[str, list[str]]] = {}  # stack of blocks -> number -> kinds of modules
+    others = []
+    for module in modules:
+        if match := re.fullmatch(r"(.*?)\.(\d+)\.(.*)", module):
+            stack, number, kind = match.groups()
+            blocks.setdefault(stack, {}).setdefault(number, []).append(kind)
+        else:
+            others.append(module)
+    parts = []
+    for stack, numbers in blocks.items():
+        kinds = dict.fromkeys(kind for of_block in numbers.values() for kind in of_block)
+        parts.append(f"{len(numbers)} {stack}" + (f" ({', '.join(kinds)})" if of_lora else ""))
+    parts += [f"{len(others)} outside of blocks"] if others else []
+    what = "a LoRA on" if of_lora else "all weights of"
+    return f"{sum(sizes.values()):,} weights: {what} {len(modules)} modules in {', '.join(parts)}"
 
 
 def use_attention(transformer: ModelMixin, backend: str | None) -> None:

@@ -43,6 +43,7 @@ from g2rpo_core.reporting.tables import Run, Weights
 from g2rpo_core.rewards.registry import labels
 from g2rpo_core.sampling.settings import SamplingSettings
 from g2rpo_core.training.drift import history
+from g2rpo_core.training.learning import learning_lines
 
 PACKAGES = ("torch", "diffusers", "transformers", "open_clip_torch", "dvc", "pyarrow", "numpy")
 
@@ -319,7 +320,7 @@ def measure(compared: Compared, sources: Mapping[int, Sources]) -> pd.DataFrame:
             apart = replace(compared, runs=[(name, base) for name in compared.names])
             scores, records = mean_over_seeds(compared, base, scores, records)
         else:
-            of_runs += prompt_lines(compared, scores)
+            of_runs += [*learning_notes(compared, records), *prompt_lines(compared, scores)]
         lines += [
             *comparison_lines(apart, scores),
             *of_runs,
@@ -442,6 +443,17 @@ def ceiling_lines(sources: Sources, seed: int) -> Iterator[dict]:
         yield from (
             line | {"reward": name, "value": own} for name, own in read_numbers(file).items()
         )
+
+
+def learning_notes(compared: Compared, records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:
+    """Yield what runs' records say of learning (`training/learning.py`), line by line.
+
+    Nothing of records that are older than these columns.
+    """
+    for run, table in ((run, each) for run, each in records.items() if "rounded_share" in each):
+        said = learning_lines(compared.entries[run[0]].training, table.to_dict("records"))
+        for note in filter(None, [table.attrs.get("trained"), *said]):
+            yield {"part": "learning", "method": run[0], "seed": run[1], "note": note}
 
 
 def warning_lines(compared: Compared, records: Mapping[Run, pd.DataFrame]) -> Iterator[dict]:

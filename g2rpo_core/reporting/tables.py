@@ -28,6 +28,7 @@ PARTS = (
     "missing",
     "training",
     "warning",
+    "learning",
     "seed",
     "prompt",
     "ceiling",

@@ -54,6 +54,13 @@ from g2rpo_core.tiny_models.unified_reward import TEMPLATE, train_vlm
 
 CPU = torch.device("cpu")
 PIPELINE = "pipeline"  # the base model, among the names of scorers
+TWINS: dict[str, type[TinyBase]] = {
+    "flux": TinyFlux,
+    "sd3": TinyStableDiffusion3,
+    "flux2": TinyFlux2,
+    "zimage": TinyZImage,
+    "qwen_image": TinyQwenImage,
+}
 
 
 class Scorer(NamedTuple):
@@ -146,20 +153,18 @@ def _start(numerics: Numerics) -> None:
     die_with_parent(parent.pid if parent else None)
 
 
+def maker_of(settings: BuiltModels) -> Callable[[Task, list[str]], TinyBase]:
+    """Return what makes the untrained base model for captions of a task."""
+    twin = TWINS[settings.base]
+    return partial(TinyFlux, size=settings.sizes.transformer) if twin is TinyFlux else twin
+
+
 def build_pipeline(root: Path, settings: BuiltModels) -> dict:
     """Train the base model into the folder `pipeline` below `root`; return its losses."""
     task = TASKS[settings.source]
     scenes, drawn = task.sample(settings.images, seed_of("pictures", settings.seed), testing=False)
     images = torch.from_numpy(drawn).to(fit_device(settings)) * 2 - 1
-    twins: dict[str, type[TinyBase]] = {
-        "flux": TinyFlux,
-        "sd3": TinyStableDiffusion3,
-        "flux2": TinyFlux2,
-        "zimage": TinyZImage,
-        "qwen_image": TinyQwenImage,
-    }
-    twin = twins[settings.base]
-    build = partial(TinyFlux, size=settings.sizes.transformer) if twin is TinyFlux else twin
+    twin, build = TWINS[settings.base], maker_of(settings)
     vae, vae_quality = train_vae(images, settings.vae, settings.seed, twin.vae, settings.sizes.vae)
     captions, fit = [scene.caption for scene in scenes], settings.fit_of(settings.base)
     assert fit is not None  # as BuiltModels checks

@@ -199,6 +199,12 @@ class Display:
         whole.save(self.folder / f"{name}.png")
         self._tell(lambda tracker: _show_image(tracker, title, whole, iteration))
 
+    def note(self, text: str) -> None:
+        """Show a line that is no warning."""
+        if not self.quiet:
+            with suppress(OSError), Bar.external_write_mode(file=sys.stderr):
+                echo(f"{self.name}: {text}", file=sys.stderr)
+
     def warn(self, iteration: int, text: str) -> None:
         """Show a warning of `drift.py`, also as text in the trackers that take text."""
         if not self.quiet:

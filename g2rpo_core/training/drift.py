@@ -9,17 +9,27 @@ Warnings are a pure function of the records, so that a resumed run warns the sam
 | `no_spread` | the members of every group score alike, at first or for long: nothing is learned |
 | `clipped` | nearly every ratio that can leave the clip range is outside it: updates do nothing |
 | `ratio` | the ratio leaves the clip range before any update: rollout and update disagree |
+| `noise` | a judge answers otherwise when asked again |
+| `prompt` | a judge scores held-out images as high under the prompt of another image |
+| `sign` | every reward has a negative weight |
+| `eps` | weights move by little of the learning rate: gradients are small beside Adam's eps |
+| `rounded` | most weights stay as they are: steps are below the distance of their numbers |
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.training.learning import GAP, GAP_ERROR, NOISE, known
+from g2rpo_core.training.optimizers import is_adam
 from g2rpo_core.training.settings import TrainingSettings
 
 COLLAPSED = 0.05  # share of the spread at the run's start
 CLIPPED = 0.9  # share of ratios outside the clip range
 NEVER_STOPS = "ratio"  # training.max_old_policy_ratio_error does that
+NOISY = 0.1  # share of a group's spread
+ROUNDED = 0.5  # share of weights
+MOVED = (0.2, 0.02)  # share of the learning rate: in the first iteration, and in the last ones
 
 
 class DriftError(UserError):
@@ -58,6 +68,8 @@ def _warnings(
 ) -> Iterator[tuple[str, str]]:
     """Yield the names and texts of the warnings after the last record."""
     yield from _held_out(records, training)
+    yield from _judges(records, training)
+    yield from _steps(records, training)
     # Clipped: with U updates per iteration, the first of them always has the ratio 1
     iterations, patience = records[1:], training.drift.patience
     last = iterations[-patience:]
@@ -107,6 +119,50 @@ def _warnings(
             )
             remedy = "try more noise (eta), other SDE steps or a higher kl_coef"
             yield f"spread_{reward}", f"{fell}; {remedy}"
+
+
+def _judges(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
+    """Yield warnings about rewards that cannot teach what is asked of them."""
+    if not any(weight > 0 for weight in training.rewards.values()):
+        text = "no reward has a positive weight: the run only lowers them"
+        yield "sign", f"{text}; set training.rewards"
+    for reward in training.rewards:
+        gap, error = (records[0].get(f"{name}{reward}", math.nan) for name in (GAP, GAP_ERROR))
+        if error > 0 and gap < 2 * error:
+            text = (
+                f"reward {reward} is no higher for held-out images under their own prompts than "
+                f"under others' ({gap:+.2g} ± {2 * error:.2g})"
+            )
+            yield f"prompt_{reward}", f"{text}: see that it is given the right ones"
+        noise = records[1].get(f"{NOISE}{reward}", 0.0) if len(records) > 1 else 0.0
+        if noise > NOISY:
+            text = (
+                f"reward {reward}, asked again about a group, differs by {noise:.0%} of its spread"
+            )
+            yield f"noise_{reward}", f"{text}: part of what is learned from is chance"
+
+
+def _steps(records: Sequence[Mapping], training: TrainingSettings) -> Iterator[tuple[str, str]]:
+    """Yield warnings about optimizer steps that leave weights as they are."""
+    moved = [record for record in records[1:] if known(record, "step_share") is not None]
+    last, adam = moved[-training.drift.patience :], is_adam(training.optimizer)
+    # Of Adam's kind, a step is about the rate: row 0 has what that would leave
+    looked_at = records[:1] if adam and "rounded_share" in records[0] else last
+    if looked_at and (share := _mean(looked_at, "rounded_share")) > ROUNDED:
+        text = (
+            f"{share:.0%} of weights stay as they are: steps at a learning rate of "
+            f"{training.learning_rate:g} are below the distance of numbers in their dtype"
+        )
+        yield "rounded", f"{text}; raise training.learning_rate, or keep trained weights in float32"
+    # RAdam's first steps are not divided by the gradient's size
+    elif last and adam and training.optimizer != "RAdam" and _mean(last, "grad_norm"):
+        share = _mean(last, "step_share")
+        if share < MOVED[0 if len(moved) == 1 else 1]:
+            text = (
+                f"weights move by {share:.1g} of the learning rate: gradients are small beside "
+                f"adam_epsilon {training.adam_epsilon:g}"
+            )
+            yield "eps", f"{text}; lower it (1e-15), or raise max_grad_norm and adv_clip_max"
 
 
 def _no_spread(reward: str, iterations: int, training: TrainingSettings) -> str:

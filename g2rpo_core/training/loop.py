@@ -14,11 +14,13 @@ from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import write_whole
 from g2rpo_core.foundation.manifest import find_whole, write_manifest
 from g2rpo_core.foundation.runs import TRAINING_RECORDS
+from g2rpo_core.models.loading import describe_trained
 from g2rpo_core.models.policy import SNAPSHOTS, snapshot
 from g2rpo_core.training.drift import NEVER_STOPS, DriftError, find_warnings, history
 from g2rpo_core.training.experience import NonFiniteError
+from g2rpo_core.training.learning import GAIN, learning_lines
 from g2rpo_core.training.metrics import HELDOUT, START, write_records
-from g2rpo_core.training.settings import SMALL, RunSettings
+from g2rpo_core.training.settings import SMALL
 from g2rpo_core.training.trainer import Trainer
 
 # In the scratch folder: a line for every iteration as it ends, so that a killed run keeps its curve
@@ -31,14 +33,16 @@ def train(
     heldout: Callable[[], dict],
     progress: Callable[[dict], None],
     warn: Callable[[int, str], None] = lambda iteration, text: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[dict]:
     """Run all iterations and return their records from 0 on; collective.
 
     folder: from `checkpoint.scratch`; heldout: called when `training.monitor` says so; progress:
     called with every new record; warn: called with an iteration and a warning (`drift.py`), once
-    until that is over. DriftError if `training.drift.stop` says so. After SIGTERM, writes a
-    checkpoint and raises Terminated; after a number that stops the run, also writes one, to
-    reproduce the error from. Final weights and records (except seconds) do not depend on stops.
+    until that is over; note: with each line of `Trainer.can_learn`, once. DriftError if
+    `training.drift.stop` says so. After SIGTERM, writes a checkpoint and raises Terminated; after a
+    number that stops the run, also writes one, to reproduce the error from. Final weights and
+    records (except seconds) do not depend on stops.
     """
     settings, processes = trainer.training, trainer.processes
     kept = checkpoint.Checkpoints(folder, settings.checkpoints.keep, processes)
@@ -48,12 +52,11 @@ def train(
         kept.save(records[-1]["iteration"], trainer.state(), records)
         due.saved()
 
-    # The records so far
     records, curve = _begin(trainer, kept, folder, heldout), folder / CURVE
     if processes.rank == 0:
         write_whole(curve, "".join(map(_line, records)))
     progress(records[-1])
-    look = _Drift(trainer, warn)
+    look = _Drift(trainer, warn, note)
     try:
         look(records)
         for record in trainer.run(records[-1]):
@@ -94,13 +97,15 @@ def _begin(
     An EMA begins as the weights.
     """
     if not (written := checkpoint.checkpoints(folder)):
-        return [{**START, **heldout()}]
+        return [{**START, **trainer.start(), **heldout()}]
     records = checkpoint.load_records(written[-1], kept.processes)
     last = records[-1]["iteration"]
     # Measured because a shorter run ended there; the curve must be the same as without that stop
     if last % trainer.training.monitor.every and last < trainer.training.iterations:
         records[-1] = {
-            name: value for name, value in records[-1].items() if not name.startswith(HELDOUT)
+            name: value
+            for name, value in records[-1].items()
+            if not name.startswith((HELDOUT, GAIN))
         }
     load = partial(checkpoint.load_state, written[-1], processes=kept.processes)
     trainer.restore(load, updated=records[-1]["iteration"] > 0)
@@ -130,16 +135,24 @@ class _Due:
 class _Drift:
     """Looks at a run's records and calls `warn` once for each warning until that is over.
 
-    The same on all processes.
+    And `note` for each new line on learning. The same on all processes.
     """
 
-    def __init__(self, trainer: Trainer, warn: Callable[[int, str], None]):
+    def __init__(
+        self, trainer: Trainer, warn: Callable[[int, str], None], note: Callable[[str], None]
+    ):
         self.settings, self.warn, self.warned = trainer.training, warn, dict[str, str]()
+        self.note, self.noted = note, set[str]()
+        self.trained = describe_trained(trainer.sizes)
         self.updates = trainer.method.num_updates(trainer.sampling.steps)
 
     def __call__(self, records: list[dict]) -> None:
         """Warn of what the last record shows; DriftError if `training.drift.stop` says so."""
         iteration = records[-1]["iteration"]
+        for line in (self.trained, *learning_lines(self.settings, records)):
+            if line not in self.noted:
+                self.noted.add(line)
+                self.note(line)
         warnings = find_warnings(records, self.settings, self.updates)
         for name in (name for name in warnings if name not in self.warned):
             self.warn(iteration, warnings[name])
@@ -185,7 +198,7 @@ def finish(trainer: Trainer, folder: Path, records: list[dict]) -> None:
 
 
 def write_finished(
-    run: RunSettings,
+    trainer: Trainer,
     name: str,
     records: list[dict],
     folder: Path,
@@ -198,8 +211,9 @@ def write_finished(
     """
     out = folder / "out"
     (out / TRAINING_RECORDS).unlink(missing_ok=True)  # it may be a link to what DVC has
-    warnings = history(records, run.training, run.method.num_updates(run.sampling.steps))
-    write_records(records, name, out, timings, warnings, about)
+    updates = trainer.method.num_updates(trainer.sampling.steps)
+    warnings = history(records, trainer.training, updates)
+    write_records(records, name, out, timings, warnings, about, describe_trained(trainer.sizes))
 
 
 def _bytes_of_checkpoint(trainer: Trainer) -> int:

@@ -8,8 +8,10 @@ import torch
 
 from g2rpo_core.algorithm.advantage import correlation, standardized, without_spread
 from g2rpo_core.data.embeddings import EmbeddingStore
+from g2rpo_core.data.prompts import Prompt
+from g2rpo_core.distributed.checkpoint import checkpoints
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
-from g2rpo_core.foundation.files import write_json
+from g2rpo_core.foundation.files import read_json, write_json
 from g2rpo_core.foundation.runs import HELDOUT_CURVE, TRAINING_RECORDS
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.models.policy import Policy
@@ -18,7 +20,9 @@ from g2rpo_core.rewards.scoring import check_missing, score_table
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.schedule import even_sigmas
 from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.training.learning import GAIN, GAIN_ERROR, GAP, GAP_ERROR
 
+OTHER = "other "  # begins the names of rewards under another prompt
 HELDOUT = "heldout_"  # begins the names of what is measured on held-out prompts
 NO_SPREAD = "no_spread_"  # begins the names of the shares of groups whose rewards are all equal
 # Before the first iteration
@@ -83,50 +87,104 @@ def granularity_correlation(
     return metrics
 
 
-def heldout_means(
-    policy: Policy,
-    prompts: EmbeddingStore,
-    rewards: Mapping[str, Reward],
-    count: int,
-    sampling: SamplingSettings,
-    processes: ProcessGroup = ALONE,
-    max_missing: Mapping[str, float] | None = None,
-) -> dict[str, float]:
-    """Return `heldout_<reward>`, its mean over the first `count` test prompts; collective.
+class HeldOut:
+    """Measures the first `count` test prompts when called; collective.
 
-    Their noise is never seen in training. max_missing: for each reward, the share of scores that
-    may be missing (none if it is left out); the mean is over the others. If batches cannot be
-    shared evenly, the last one is made more than once, because sharded weights need all processes
-    in every call.
+    Returns `heldout_<reward>`, its mean. Their noise is never seen in training, and always the
+    same. max_missing: for each reward, the share of scores that may be missing (none if it is left
+    out); the mean is over the others.
+
+    With `folder`, a run's scratch folder, which keeps its first scores: at first also how far
+    trained rewards are above those for another prompt, `prompt_gap_<reward>`, with its standard
+    error; then `gain`, of their weighted sum since, and `gain_error`, both paired by prompt.
     """
-    # Share the batches; who has none left repeats the last one, or the others would wait
-    batch = sampling.decode_batch
-    last = -(-min(count, len(prompts)) // batch) - 1
-    mine = [min(turn + processes.rank, last) for turn in range(0, last + 1, processes.size)]
-    batches = generate_images(
-        policy, prompts, count, even_sigmas(sampling.steps, sampling.shift), 0, batch, mine
-    )
-    scored = {
-        number: score_table(rewards, part, images) for number, (part, images) in zip(mine, batches)
-    }
-    # Put the scores of all processes in the order of prompts
-    everyone = {
-        number: table
-        for of_process in processes.gather(scored)
-        for number, table in of_process.items()
-    }
-    table = pd.concat([everyone[number] for number in range(last + 1)])
-    # Over all processes: one of them may lack more than its share
-    for name in rewards:
-        missing = table[(table.reward == name) & table.score.isna()]
-        check_missing(
-            name,
-            len(missing),
-            min(count, len(prompts)),
-            (max_missing or {}).get(name, 0.0),
-            *missing.reason[:1],
-        )
-    return {f"{HELDOUT}{name}": float(table.score[table.reward == name].mean()) for name in rewards}
+
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: EmbeddingStore,
+        rewards: Mapping[str, Reward],
+        count: int,
+        sampling: SamplingSettings,
+        processes: ProcessGroup = ALONE,
+        max_missing: Mapping[str, float] | None = None,
+        weights: Mapping[str, float] | None = None,
+        folder: Path | None = None,
+    ):
+        self.policy, self.prompts, self.rewards, self.sampling = policy, prompts, rewards, sampling
+        self.count, self.processes = min(count, len(prompts)), processes
+        self.max_missing, self.weights = max_missing or {}, weights or {}
+        self.start = folder and folder / "start.json"
+        self.new = folder is None or not checkpoints(folder)
+
+    def __call__(self) -> dict[str, float]:
+        own = {name: self.rewards[name] for name, weight in self.weights.items() if weight}
+        asked = own if self.start and self.new and self.count > 1 else {}
+        table = self._scores(asked)
+        means = {}
+        for name in self.rewards:
+            scores = table[table.reward == name]
+            # Over all processes: one of them may lack more than its share
+            missing = scores[scores.score.isna()]
+            check_missing(
+                name,
+                len(missing),
+                self.count,
+                self.max_missing.get(name, 0.0),
+                *missing.reason[:1],
+            )
+            means[f"{HELDOUT}{name}"] = float(scores.score.mean())
+        if self.start is None:
+            return means
+        # [prompt, reward]
+        scores = table.pivot(index="prompt_id", columns="reward", values="score")
+        total = sum(weight * scores[name] for name, weight in self.weights.items())
+        if self.new:
+            self.new = False
+            if self.processes.rank == 0:
+                write_json(self.start, total.dropna().to_dict())
+            self.processes.barrier()
+            for name in (name for name in asked if f"{OTHER}{name}" in scores):
+                above = scores[name] - scores[f"{OTHER}{name}"]
+                means |= {
+                    f"{GAP}{name}": float(above.mean()),
+                    f"{GAP_ERROR}{name}": float(above.sem()),
+                }
+            return means
+        rise = (total - pd.Series(read_json(self.start, dict), dtype=float)).dropna()
+        return means | {GAIN: float(rise.mean()), GAIN_ERROR: float(rise.sem())}
+
+    def _scores(self, others: Mapping[str, Reward]) -> pd.DataFrame:
+        """Return `score_table` of all prompts; collective.
+
+        others: rewards that score each image also under another prompt, as `other <name>`. If
+        batches cannot be shared evenly, the last one is made more than once, because sharded
+        weights need all processes in every call.
+        """
+        # Share the batches; who has none left repeats the last one, or the others would wait
+        batch, processes, sampling = self.sampling.decode_batch, self.processes, self.sampling
+        last = -(-self.count // batch) - 1
+        mine = [min(turn + processes.rank, last) for turn in range(0, last + 1, processes.size)]
+        sigmas = even_sigmas(sampling.steps, sampling.shift)
+        batches = generate_images(self.policy, self.prompts, self.count, sigmas, 0, batch, mine)
+        scored, before = {}, list[Prompt]()
+        for number, (part, images) in zip(mine, batches):
+            tables = [score_table(self.rewards, part, images)]
+            # Only prompts that were asked about before: rewards keep the encodings of a call, which
+            # differ in their last bits with its size, and a run that resumes does not ask this
+            wrong = [*part[1:], part[0]] if len(part) > 1 else before[-1:]
+            if others and wrong:
+                table = score_table(others, wrong, images)
+                names = [prompt.id for prompt in part] * len(others)
+                tables.append(table.assign(reward=OTHER + table.reward, prompt_id=names))
+            before, scored[number] = part, pd.concat(tables)
+        # Put the scores of all processes in the order of prompts
+        everyone = {
+            number: table
+            for of_process in processes.gather(scored)
+            for number, table in of_process.items()
+        }
+        return pd.concat([everyone[number] for number in range(last + 1)])
 
 
 def write_records(
@@ -136,12 +194,15 @@ def write_records(
     timings: Path,
     warnings: list[tuple[int, str]],
     about: Mapping[str, object],
+    trained: str,
 ) -> None:
     """Write the records as a table into the run's folder `out`, with the curve of held-out rewards.
 
-    Into `timings`, which DVC does not hash: seconds, and warnings by iteration, beside `about`.
+    trained: what trains, in words, the table's attribute of that name. Into `timings`, which DVC
+    does not hash: seconds, and warnings by iteration, beside `about`.
     """
     table = pd.DataFrame(records)
+    table.attrs["trained"] = trained
     # Not in the table, which DVC hashes: seconds differ from run to run
     seconds = table.pop("seconds")
     out.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,24 @@
 """The section `training` of a profile."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from g2rpo_core.algorithm.methods import Method
 from g2rpo_core.distributed.process_group import Processes
 from g2rpo_core.foundation.settings import Count, Different, Name, Rate, Scale, Settings
 from g2rpo_core.models.settings import LoraSettings, ParallelSettings
 from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.training.optimizers import (
+    ADAM_EPSILON,
+    ENDLESS,
+    Argument,
+    Schedule,
+    check_optimizer,
+    schedule,
+)
 
 # Kept by default up to this size: larger ones would fill a disk run by run
 SMALL = 4 * 2**30  # bytes of a checkpoint that stays
@@ -40,7 +49,7 @@ class CheckpointSettings(Settings):
         None,
         description=(
             "Keep the last checkpoint of a finished run, from which it continues if only "
-            "training.iterations changes and the learning rate is constant; "
+            "training.iterations changes and the learning rate does not depend on it; "
             f"null: if it takes less than {SMALL / 2**30:.0f} GiB."
         ),
     )
@@ -113,6 +122,13 @@ class DriftSettings(Settings):
     measurements: Annotated[int, Field(ge=2, le=1000)] = Field(
         5, description="How many times in a row a held-out reward must fall."
     )
+    max_reward_noise: Annotated[float, Field(gt=0)] | None = Field(
+        0.7,
+        description=(
+            "End the run if a reward, asked twice about the same group before the first update, "
+            "differs by more than this share of the group's spread; null: only warn, above 0.1."
+        ),
+    )
     stop: bool = Field(False, description="End the run, with a checkpoint, at the first warning.")
 
 
@@ -133,13 +149,37 @@ class TrainingSettings(Settings):
         description="As sampling.batch_tokens, for a forward and backward pass."
     )
     rewards: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
-        min_length=1, description="Weight of each reward's advantage, by the reward's name."
+        min_length=1,
+        description=(
+            "Weight of each reward's advantage, by the reward's name; only their ratio matters: "
+            "they are divided by the mean of their absolute values, without zeros."
+        ),
     )
-    learning_rate: Rate = Field(description="AdamW's learning rate at the start.")
-    lr_scheduler: Literal["constant", "linear"] = Field(
-        description="The paper's is `constant`; `linear` falls to 0."
+    learning_rate: Rate = Field(description="Learning rate at the start, or after the warm-up.")
+    lr_scheduler: Schedule = Field(
+        description="A schedule of transformers; the paper's is `constant`; `linear` falls to 0."
     )
-    weight_decay: float = Field(ge=0, le=1, description="AdamW's weight decay.")
+    lr_warmup_steps: int = Field(
+        0, ge=0, le=10**9, description="Iterations in which the learning rate rises from 0."
+    )
+    lr_scheduler_kwargs: dict[str, Argument] = Field(
+        {}, description="Arguments of the schedule, such as num_cycles or min_lr_rate."
+    )
+    optimizer: str = Field("AdamW", description="A class of torch.optim.")
+    optimizer_args: dict[str, Argument] = Field(
+        {}, description="Its arguments, such as betas or momentum."
+    )
+    adam_epsilon: Scale = Field(
+        ADAM_EPSILON,
+        description="eps of AdamW and its kind; weights whose gradients are below hardly move.",
+    )
+    weight_decay: float = Field(
+        ge=0,
+        le=1,
+        description=(
+            "Weight decay of the optimizer; below 3e-8 / learning_rate float32 rounds it to none."
+        ),
+    )
     max_grad_norm: Scale = Field(description="Gradients are clipped to this norm.")
     clip_range: float = Field(
         gt=0,
@@ -207,13 +247,48 @@ class TrainingSettings(Settings):
             raise ValueError("every weight is 0: nothing would be learned")
         return value
 
+    @model_validator(mode="after")
+    def _can_be_made(self) -> "TrainingSettings":
+        check_optimizer(self.optimizer, **self.optimizer_settings)
+        self.rate_schedule()
+        return self
+
+    @property
+    def optimizer_settings(self) -> dict[str, Any]:
+        """Return the settings of `make_optimizer` beside its name and parameters."""
+        return {
+            "learning_rate": self.learning_rate,
+            "weight_decay": self.weight_decay,
+            "adam_epsilon": self.adam_epsilon,
+            "arguments": self.optimizer_args,
+        }
+
+    def rate_schedule(self) -> Callable[[int], float]:
+        """Return the learning rate as a function of the iteration, from 0."""
+        return schedule(
+            self.lr_scheduler,
+            self.learning_rate,
+            self.iterations,
+            self.lr_warmup_steps,
+            self.lr_scheduler_kwargs,
+        )
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Return the weights of rewards with a mean absolute value of 1, zeros not counted.
+
+        With one reward, or several of equal weights, each weighs 1, as in published recipes.
+        """
+        sizes = [abs(weight) for weight in self.rewards.values() if weight]
+        return {name: weight * len(sizes) / sum(sizes) for name, weight in self.rewards.items()}
+
     @property
     def end(self) -> str | None:
         """Return the setting that only decides when a run ends; None if each step knows the end.
 
         A longer run goes on from the last checkpoint of a shorter one.
         """
-        return "training.iterations" if self.lr_scheduler == "constant" else None
+        return "training.iterations" if self.lr_scheduler in ENDLESS else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ of a group.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
@@ -29,9 +29,11 @@ from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore
 from g2rpo_core.data.prompts import prompt_order
 from g2rpo_core.distributed.launcher import Terminated, Termination
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
+from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.loading import (
     apply_gradient_checkpointing,
     check_gradients,
+    describe_trained,
     reduce_gradients,
     reshard,
 )
@@ -39,22 +41,24 @@ from g2rpo_core.models.policy import Policy
 from g2rpo_core.rewards.spec import Reward
 from g2rpo_core.sampling.rollout import Rollout, velocity_in_batches
 from g2rpo_core.training.average import Average
+from g2rpo_core.training.drift import DriftError, find_warnings
 from g2rpo_core.training.experience import (
     NonFiniteError,
     RolloutSampler,
     score_gains,
     score_rollout,
 )
+from g2rpo_core.training.learning import (
+    NOISE,
+    Movement,
+    judge_noise,
+    learning_lines,
+    movement_metrics,
+    rounded_away,
+)
 from g2rpo_core.training.metrics import START, reward_metrics, update_metrics
-from g2rpo_core.training.settings import RunSettings, TrainingSettings
-
-
-def learning_rate_at(iteration: int, training: TrainingSettings) -> float:
-    """Return the learning rate of an iteration, from 0: constant, or falling linearly to 0."""
-    # Not a scheduler of torch: a resumed run then has no state of one to restore
-    if training.lr_scheduler == "constant":
-        return training.learning_rate
-    return training.learning_rate * (1 - iteration / training.iterations)
+from g2rpo_core.training.optimizers import make_optimizer
+from g2rpo_core.training.settings import RunSettings
 
 
 class Trainer:
@@ -86,18 +90,30 @@ class Trainer:
         self.sampler = RolloutSampler(policy, method, run.sampling, training.num_generations, seed)
         # Called with an iteration, a prompt, and images and scores of the iteration's first group
         self.watch: Callable[[int, str, torch.Tensor, torch.Tensor], None] | None = None
+        self.noise: dict[str, float] = {}  # of each judge
         self.num_images = 0  # that the last iteration sampled, of all processes
         # Whether the weights are those with which the iteration began
         self.weights_unchanged = True
-        weights = [training.rewards[name] for name in rewards]
+        weights = [training.reward_weights[name] for name in rewards]
         credit = CreditAssignment(
             method.credit, method.groups, weights, training.adv_clip_max, processes
         )
         self.objective = build_objective(method, credit, self.sampler.sigmas, training.clip_range)
-        self.parameters = list(policy.trained_parameters().values())
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, training.learning_rate, weight_decay=training.weight_decay
-        )
+        # What has no part in the output gets no gradient: an optimizer would have no state of it
+        idle = policy.architecture.idle(policy.transformer.config)
+        self.trained = {
+            name: parameter
+            for name, parameter in policy.trained_parameters().items()
+            if not name.startswith(idle)
+        }
+        self.parameters = list(self.trained.values())
+        self.rate = training.rate_schedule()
+        try:
+            self.optimizer = make_optimizer(
+                training.optimizer, self.parameters, **training.optimizer_settings
+            )
+        except ValueError as error:  # of these weights, such as Muon's of matrices alone
+            raise UserError(f"training.optimizer: {error}") from None
         self.has_gradients = False  # seen after the first backward pass
         # Before the first rollout: a backend without gradients would be found after minutes
         policy.check_attention(trained=True)
@@ -130,7 +146,8 @@ class Trainer:
         """Run one iteration, from 0, and return its record, with counts over all processes."""
         training, processes = self.training, self.processes
         self.weights_unchanged = True
-        self.optimizer.param_groups[0]["lr"] = learning_rate_at(iteration, training)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(iteration)
 
         # Its prompts, by number, not by a data loader: a resumed run has the same
         count = training.prompts_per_iteration
@@ -155,8 +172,8 @@ class Trainer:
             processes=processes,
             before_call=self._stop_if_asked,
         )
-        watch = partial(self.watch, iteration + 1, texts[0]) if self.watch else None
-        rewards = score(sampled, watch=watch)
+        rewards = score(sampled, watch=partial(self._look, iteration, texts[0]))
+        noise = self._check_noise() if iteration == 0 else {}
         self.num_images = rewards[0].numel() * processes.size
         # Advantages, and what is trained on
         gains = score_gains(sampled, score) if sampled.around is not None else None
@@ -175,7 +192,6 @@ class Trainer:
             self.old.update()
         self.policy.refresh()
 
-        # The record
         counts = {
             "num_forward_evals": sampled.num_forward_evals * self.policy.forward_evals,
             "num_transitions": sum(update["num_transitions"] for update in updates),
@@ -183,8 +199,57 @@ class Trainer:
         return {
             **{name: number * processes.size for name, number in counts.items()},
             **self._means(sampled, rewards, advantages),
+            **noise,
             **update_metrics(updates),
         }
+
+    def start(self) -> dict[str, float]:
+        """Return what is known of learning before the first iteration, for row 0. Collective."""
+        counts = self.processes.gather(rounded_away(self.parameters, self.training.learning_rate))
+        same, count = (sum(column) for column in zip(*counts))
+        return {"rounded_share": same / count}
+
+    def can_learn(self, records: Sequence[Mapping] = ()) -> list[str]:
+        """Say in lines what trains, and whether it can learn by all that these records show.
+
+        records: of the run so far, row 0 first. Collective where there are none.
+        """
+        known = [*records] or [{**START, **self.start()}]
+        updates = self.method.num_updates(self.sampling.steps)
+        warnings = find_warnings(known, self.training, updates).values()
+        return [
+            describe_trained(self.sizes),
+            *learning_lines(self.training, known),
+            *(f"warning: {text}" for text in warnings),
+        ]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the number of elements of every trained parameter, by name."""
+        return {name: parameter.numel() for name, parameter in self.trained.items()}
+
+    def _look(
+        self, iteration: int, prompt: str, images: torch.Tensor, scores: torch.Tensor
+    ) -> None:
+        """Measure the judges' noise on the run's first group, and show an iteration's first one."""
+        if iteration == 0:
+            self.noise = judge_noise(self.rewards, images, prompt, scores)
+        if self.watch:
+            self.watch(iteration + 1, prompt, images, scores)
+
+    def _check_noise(self) -> dict[str, float]:
+        """Return `noise_<reward>`, means over processes; DriftError above the limit. Collective."""
+        means = dict(zip(self.noise, self.processes.mean(list(self.noise.values()))))
+        limit = self.training.drift.max_reward_noise
+        for name, value in means.items():
+            if limit is not None and value > limit and self.training.rewards[name]:
+                raise DriftError(
+                    f"reward {name}: asked again about the same group, its answers differ by "
+                    f"{value:.0%} of the group's spread: it is no function of the image, and "
+                    "nothing can be learned from it; make it answer alike (a temperature of 0, a "
+                    "fixed seed), or set training.drift.max_reward_noise"
+                )
+        return {f"{NOISE}{name}": value for name, value in means.items()}
 
     def _means(
         self, sampled: Rollout, rewards: torch.Tensor, advantages: list[torch.Tensor]
@@ -275,14 +340,22 @@ class Trainer:
         # Before the step: weights that are not numbers cannot be taken back
         self._check_update(figures, norm, update.description)
         self.weights_unchanged = False
-        self.optimizer.step()
+        movement = self._step()
         if self.ema:
             self.ema.update()
         return {
             **figures,
             "grad_norm": norm,
+            **movement,
             "num_transitions": sum(map(len, update.batches)),
         }
+
+    def _step(self) -> dict[str, float]:
+        """Step the optimizer; return how far weights moved. Collective."""
+        movement = Movement(self.parameters)
+        self.optimizer.step()
+        sums = self.processes.gather(movement.sums())
+        return movement_metrics(sums, self.optimizer.param_groups[0]["lr"])
 
     def _check_update(self, figures: dict[str, float], norm: float, where: str) -> None:
         loss, ratio_error = figures["loss"], figures.get("old_policy_ratio_error", 0.0)
@@ -309,17 +382,12 @@ class Trainer:
             for name, average in (("ema", self.ema), ("old", self.old))
             if average
         }
-        parameters = self.policy.trained_parameters()
-        if self.optimizer.state:
-            self._lay_out_moments()
-        moments = (
-            {name: self.optimizer.state[each] for name, each in parameters.items()}
-            if self.optimizer.state
-            else {}
-        )
+        weights = self.policy.trained_parameters()
+        # Adagrad has a state before its first step, and SGD without momentum never one
+        moments = {name: self.optimizer.state.get(each, {}) for name, each in self.trained.items()}
         return {
-            "weights": {name: parameter.detach() for name, parameter in parameters.items()},
-            "moments": moments,
+            "weights": {name: parameter.detach() for name, parameter in weights.items()},
+            "moments": {name: of_one for name, of_one in moments.items() if of_one},
             **averages,
         }
 
@@ -334,19 +402,15 @@ class Trainer:
         step.
         """
         if updated:
-            self._lay_out_moments()
+            # A step at rate 0 on gradients of 0 makes the optimizer lay out its state
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.0
+            for parameter in self.parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         load(self.state())
         self.policy.refresh()
-
-    def _lay_out_moments(self) -> None:
-        """Give every parameter moments as AdamW lays them out.
-
-        AdamW makes none where nothing has a gradient, as at the end of Qwen-Image.
-        """
-        for parameter in self.parameters:
-            if parameter not in self.optimizer.state:
-                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
 
     def _stop_if_asked(self) -> None:
         """Raise Terminated if SIGTERM came.

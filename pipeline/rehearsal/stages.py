@@ -52,7 +52,7 @@ PHASES = {
     "rollout": ("g2rpo_core.training.experience.RolloutSampler.__call__",),
     "decode": ("g2rpo_core.models.policy.Policy.decode",),
     "score": ("g2rpo_core.training.experience.score_all",),
-    "monitor": ("stages.train.heldout_means",),
+    "monitor": ("g2rpo_core.training.metrics.HeldOut.__call__",),
     "optimizer": ("torch.optim.AdamW.step",),
     "save": ("g2rpo_core.models.policy.Policy.save",),
     # DTensor tries shapes
@@ -116,6 +116,9 @@ def replaced(lora: LoraConfig | None) -> Iterator[AbstractContextManager]:
         "g2rpo_core.models.policy.check_attention": lambda *_, **__: None,
         "g2rpo_core.models.policy.load_lora": lambda _, model, __: add_adapter(model, lora),
         "g2rpo_core.models.loading.read_weights": lambda *_: None,
+        # what is measured of learning chooses elements by their values, which there are none of
+        "g2rpo_core.training.trainer.judge_noise": lambda *_: {},
+        "g2rpo_core.training.trainer.Movement": lambda _: MagicMock(sums=lambda: [0.0] * 3),
         "g2rpo_core.rewards.registry.build": partial(build_reward, build),
         "open_clip.factory.load_checkpoint": lambda *_, **__: {},
         ADAM: partial(on_shards, resolve_name(ADAM)),

@@ -193,6 +193,7 @@ def test_the_command_speaks_to_machines_and_says_what_is_wrong():
     words = ("plan", "--profile", "flux_hps_clip", "--memory", "141", "--gpus", "16")
     made = json.loads(run_here(main, *words, "--json", "--rate", "93", folder=ROOT).stdout)
     assert made["ms_per_evaluation"] == 93 and made["rate"] == "given" and made["fits"]
+    assert "19 transformer_blocks, 38 single_transformer_blocks" in made["can_learn"][0]
     for wrong, message in (
         (["--gpus", "5"], "--gpus 5: 16 prompts per iteration cannot be shared evenly"),
         (["--card", "v100"], "plan: --card v100: not one of h100"),

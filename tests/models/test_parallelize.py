@@ -46,7 +46,9 @@ def ends(models, embeddings_folder, tmp_path_factory):
 def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
     alone, many = ends[mode if mode in (LORA, NOISED) else WHOLE, 1], ends[mode, size]
     for record, other in zip(alone["records"], many["records"], strict=True):
-        for key in record.keys() - {"seconds", "old_policy_ratio_error", "clip_ratio"}:
+        # The last two count single weights and ratios, which are at the edge of rounding
+        apart = {"seconds", "old_policy_ratio_error", "clip_ratio", "rounded_share"}
+        for key in record.keys() - apart:
             assert other[key] == pytest.approx(record[key], rel=1e-3, abs=2e-6), key
     assert alone["gradients"]
     for gradient, other in zip(alone["gradients"], many["gradients"], strict=True):

@@ -46,7 +46,8 @@ def test_a_prompt_file_that_changed_is_told_with_the_command_that_takes_it_over(
         "dvc repro --force --single-item prompts\n"
     )
     assert run_here(prompts.main, *NAMES, folder=made).returncode == 0
-    assert run_here(check.main, folder=made).returncode == 0
+    done = run_here(check.main, folder=made)
+    assert done.returncode == 0 and "1,855,392 weights: all weights of 62 modules" in done.stdout
 
 
 def test_what_a_prompt_file_says_beside_its_prompts_is_told_once_a_file(made):
@@ -61,10 +62,12 @@ def test_what_a_prompt_file_says_beside_its_prompts_is_told_once_a_file(made):
 
 
 def test_everything_that_is_wrong_is_told_in_one_round(made):
+    targets = ["to_q", "to_qkv_mlp_proj"]  # the second is FLUX.2's
     change(
         made,
         prompts={"test": "theirs.txt"},
         rewards={"redness": {"class": "nowhere:Redness"}},
+        training={"lora": {"rank": 4, "alpha": 4.0, "target_modules": targets}},
         evaluation={"rewards": [*TINY["evaluation"]["rewards"], "redness"]},
     )
     (made / "theirs.txt").write_text("".join(f"a cat on {count} mats\n" for count in "abcd"))
@@ -78,6 +81,7 @@ def test_everything_that_is_wrong_is_told_in_one_round(made):
         "the exact check only knows captions",
         "over the profile's embed.max_sequence_length = 12: shorten them",
         "no module 'nowhere'",
+        "no module of FluxTransformer2DModel is called to_qkv_mlp_proj",
     ):
         assert sum(part in line for line in lines) == 1, (part, done.stderr)
 

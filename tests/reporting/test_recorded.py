@@ -11,7 +11,7 @@ from g2rpo_core.config import load_profile, load_study, profile_path
 from g2rpo_core.config.comparisons import TRAINING
 from g2rpo_core.reporting.charts import svg
 from g2rpo_core.reporting.conclusions import headline
-from g2rpo_core.reporting.measured import Compared, comparison_lines, prompt_lines
+from g2rpo_core.reporting.measured import Compared, comparison_lines, learning_notes, prompt_lines
 from g2rpo_core.reporting.page import Title, build_page
 from g2rpo_core.reporting.recorded import read_measured, scores_in, write_results
 from g2rpo_core.reporting.render import fill, forest_of, small
@@ -60,6 +60,8 @@ def measured(results, compared) -> pd.DataFrame:
             "heldout_hps": [0.1, np.nan, np.nan, 0.3],
             "correlation_hps_2": [0.7, 0.8, 0.9, 1.0],
             "gap_hps_2": [0.1, 0.2, 0.3, 0.4],
+            "rounded_share": [0.0, 0.1, 0.0, 0.0],
+            "step_share": [np.nan, 0.9, 0.3, 0.3],
         }
     )
     stats = results[results.reward == "hps"].assign(reward="sharpness")
@@ -70,6 +72,7 @@ def measured(results, compared) -> pd.DataFrame:
         *comparison_lines(compared, scores),
         *missing_lines(scores),
         {"part": "warning", **run, "iteration": 3, "note": "nothing is left to learn from"},
+        *learning_notes(compared, {("g2rpo", 1): records}),
         *prompt_lines(compared, scores),
         {"part": "ceiling", "method": "base", "seed": 0, "reward": "hps", "value": 0.9},
         {"part": "ceiling", "method": "base", "seed": 0, "reward": "clip_score", "value": 0.8},
@@ -123,6 +126,8 @@ def test_every_comparison_is_paired_by_prompt_without_those_that_lack_a_score(me
 def test_a_table_gives_back_what_was_measured(measured, compared, path):
     back = read_measured(compared, path, path.with_name("runs.txt"))
     assert set(measured.part) == {*PARTS} - {"seed"}
+    notes = measured[measured.part == "learning"].note.tolist()
+    assert notes[-1].startswith("the first iteration moved weights by 0.9 of the learning rate")
     kept = measured[measured.part != "matrix"].reset_index(drop=True)
     pd.testing.assert_frame_equal(back, kept)
     assert back.attrs == ABOUT | {"hashes": [("run", "weights"), ("g2rpo-1", "abc")]}

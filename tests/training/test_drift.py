@@ -81,9 +81,9 @@ def test_an_interval_holds_the_iterations_after_a_measurement_up_to_the_next(tra
         training.model_copy(update={"drift": DriftSettings(measurements=3)}),
     )
     penalty = training.model_copy(update={"rewards": {"hps": -1.0}})  # which is to fall
-    assert not history(
-        records(8, heldout=lambda n: -n, other=lambda n: n, reward=lambda n: n), penalty
-    )
+    rows = records(8, heldout=lambda n: -n, other=lambda n: n, reward=lambda n: n)
+    ((iteration, text),) = history(rows, penalty)
+    assert iteration == 0 and text.startswith("no reward has a positive weight")
 
 
 def test_a_spread_is_compared_with_its_beginning_once_both_are_whole(training):

@@ -98,7 +98,7 @@ def test_the_monitor_snapshots_and_the_result_are_the_averages(
 
 
 def test_a_resumed_average_goes_on_counting_whatever_moments_count(make_trainer):
-    """A parameter without gradient has moments of step 0: the optimizer counts no updates."""
+    """The steps of the optimizer's state are others, which are not restored here."""
     ema, method = (
         EmaSettings(decay=0.9, every=1),
         small_method("g2rpo", objective={"updates_per_rollout": 2}),
@@ -117,6 +117,5 @@ def test_a_resumed_average_goes_on_counting_whatever_moments_count(make_trainer)
     )
     steps = []
     resumed.ema.schedule = SimpleNamespace(decay_at=lambda step: steps.append(step))
-    assert {int(each["step"]) for each in resumed.optimizer.state.values()} == {0}
     resumed.iterate(1)
     assert steps == [2, 3]

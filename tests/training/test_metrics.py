@@ -6,7 +6,7 @@ import torch
 from g2rpo_core.distributed.process_group import ProcessGroup
 from g2rpo_core.models.generate import generate_images
 from g2rpo_core.sampling.schedule import even_sigmas
-from g2rpo_core.training.metrics import granularity_correlation, heldout_means
+from g2rpo_core.training.metrics import HeldOut, granularity_correlation
 from tests.fixtures.rollouts import redness
 
 
@@ -35,7 +35,7 @@ def test_the_mean_is_over_the_first_prompts_each_counted_once(
     policy, embeddings, settings, count, batch
 ):
     sampling = settings[0].model_copy(update={"decode_batch": batch})
-    measured = heldout_means(policy, embeddings, {"redness": redness}, count, sampling)
+    measured = HeldOut(policy, embeddings, {"redness": redness}, count, sampling)()
     parts = generate_images(
         policy, embeddings, count, even_sigmas(sampling.steps, sampling.shift), 0, count
     )
@@ -50,14 +50,12 @@ def test_processes_share_the_batches_and_find_what_one_finds(
 ):
     """The second of two makes the last batch again, and it counts once."""
     sampling = settings[0].model_copy(update={"decode_batch": 2})
-    alone = heldout_means(policy, embeddings, {"redness": redness}, 5, sampling)
+    alone = HeldOut(policy, embeddings, {"redness": redness}, 5, sampling)()
     told: list[dict] = []
     monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: told.append(value) or [*told])
     with pytest.raises(KeyError):  # the first alone lacks the second's batches
-        heldout_means(policy, embeddings, {"redness": redness}, 5, sampling, ProcessGroup(0, 2))
-    together = heldout_means(
-        policy, embeddings, {"redness": redness}, 5, sampling, ProcessGroup(1, 2)
-    )
+        HeldOut(policy, embeddings, {"redness": redness}, 5, sampling, ProcessGroup(0, 2))()
+    together = HeldOut(policy, embeddings, {"redness": redness}, 5, sampling, ProcessGroup(1, 2))()
     assert [sorted(part) for part in told] == [[0, 2], [1, 2]] and together == pytest.approx(
         alone, rel=1e-6
     )
