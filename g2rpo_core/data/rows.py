@@ -24,9 +24,9 @@ COLUMNS = {
 }
 # Columns that say more of an image than the prompt, by their names or by the files they name
 MORE = re.compile(
-    r"(.*(image|img|picture|photo|video|media|audio|mask|frame)s?|(neg(ative)?|instruction)s?"
-    r"|(neg(ative)?|edit(ed|ing)?)[ _-]?(prompt|caption|text|instruction)s?)"
-    r"([ _-]?(path|url|uri|file|name|byte|list|data|b64|base64|\d+)s?)*"
+    r"(.*(image|img|picture|photo|video|media|audio|mask|frame)s?|(neg|negative|instruction)s?"
+    r"|(neg|negative|edit(ed|ing)?)[ _-]?(prompt|caption|text|instruction)s?)"
+    r"([ _-]?(path|url|uri|file|name|byte|list|data|b64|base64|\d)s?)*"
 )
 MEDIUM = re.compile(r"\.(png|jpe?g|webp|gif|bmp|tiff?|avif|mp4|webm|mov|mkv|wav|mp3|npy)['\]]*$")
 DELIMITERS = (",", ";", "\t")  # of a csv: a spreadsheet writes that of its country
