@@ -31,6 +31,7 @@ from g2rpo_core.foundation.settings import name_problem
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.models.loading import add_adapter, describe_trained, lora_config
+from g2rpo_core.models.settings import LoraSettings
 from g2rpo_core.rewards import registry
 from g2rpo_core.tasks import TASK_NAMES, table
 from g2rpo_core.tiny_models.build import maker_of
@@ -38,7 +39,6 @@ from g2rpo_core.tiny_models.settings import BASES, BuiltModels
 from g2rpo_core.tiny_models.tokenizers import TOKENIZERS
 from g2rpo_core.tracking.display import not_installed
 from g2rpo_core.training.learning import settings_lines
-from g2rpo_core.training.settings import TrainingSettings
 from stages.entry import arguments, ends_in_one_line
 from stages.paths import REPORTS
 
@@ -62,10 +62,14 @@ def main() -> None:
     )
     profile = load_profile(profile_path(run.profile))
     learning: dict[tuple[str, ...], list[str]] = {}  # what is said -> of which methods
-    for method in run.methods:
-        training = profile.run(method).training
-        trained = attempt(partial(trained_modules, profile, training))[0]
-        said = (*filter(None, [trained]), *settings_lines(training))
+    trainings = {method: profile.run(method).training for method in run.methods}
+    # Once for methods that train the same modules: each makes a model
+    trained = {
+        lora: attempt(partial(trained_modules, profile, lora))[0]
+        for lora in {each.lora for each in trainings.values()}
+    }
+    for method, training in trainings.items():
+        said = (*filter(None, [trained[training.lora]]), *settings_lines(training))
         learning.setdefault(said, []).append(method)
     for said, methods in learning.items():
         echo(f"can {', '.join(methods)} learn?", *(f"  {line}" for line in said))
@@ -102,16 +106,16 @@ def complaints() -> Iterator[str]:
         yield from _machine_problems(name, profile)
 
 
-def trained_modules(profile: Profile, training: TrainingSettings) -> str:
+def trained_modules(profile: Profile, lora: LoraSettings | None) -> str:
     """Say which modules train; UserError for LoRA targets without one, and an unknown shape."""
     if isinstance(profile.models, BuiltModels):
         task = table.TASKS[profile.models.source]
         caption = next(iter(task.distinct_scenes(1, 0, testing=False, without=()))).caption
         transformer = maker_of(profile.models)(task, [caption]).parts["transformer"]
-        if training.lora:
+        if lora:
             base = ARCHITECTURES[BASES[profile.models.base]]
             transformer.requires_grad_(False)
-            add_adapter(transformer, lora_config(base, training.lora))
+            add_adapter(transformer, lora_config(base, lora))
         trained = {
             name: each.numel()
             for name, each in transformer.named_parameters()
@@ -119,19 +123,15 @@ def trained_modules(profile: Profile, training: TrainingSettings) -> str:
         }
         return describe_trained(trained)
     architecture, shape = shape_of(profile)
-    return transformer_parameters(architecture, shape.transformer, training.lora).trains
+    return transformer_parameters(architecture, shape.transformer, lora).trains
 
 
 def _untrained(name: str, profile: Profile) -> Iterator[str]:
     """Yield the LoRA targets that no module of the base model is called."""
     shape, _ = attempt(lambda: bool(isinstance(profile.models, BuiltModels) or shape_of(profile)))
-    adapters = {
-        training.lora: training
-        for entry in profile.methods
-        if (training := profile.run(entry).training).lora
-    }
-    for training in adapters.values() if shape else ():
-        for problem in attempt(partial(trained_modules, profile, training))[1]:
+    adapters = dict.fromkeys(profile.run(entry).training.lora for entry in profile.methods)
+    for lora in filter(None, adapters if shape else ()):
+        for problem in attempt(partial(trained_modules, profile, lora))[1]:
             yield f"profiles/{name}.yaml: {problem}"
 
 
