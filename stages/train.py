@@ -25,10 +25,10 @@ from g2rpo_core.foundation.runs import run_name, start_of
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.models.policy import Policy, policy_settings
 from g2rpo_core.rewards import registry
+from g2rpo_core.rewards.scoring import note_cut
 from g2rpo_core.tracking.display import Display
 from g2rpo_core.training.loop import bytes_needed, finish, train, write_finished
 from g2rpo_core.training.metrics import HeldOut
-from g2rpo_core.training.rewards import load_rewards, say_what_is_cut
 from g2rpo_core.training.trainer import Trainer
 from stages.dvc import commit
 from stages.entry import arguments, ends_in_one_line, entry_of, say, sections
@@ -68,8 +68,13 @@ def main() -> None:
     )
     prompts, held_out = (EmbeddingStore(embeddings / part) for part in ("train", "test"))
     prompts.load_encoders(store.folder("pipeline"), device)
-    rewards, monitored = load_rewards(training, models, device, settings.rewards)
-    say_what_is_cut(rewards | monitored, prompts, held_out, training.monitor.prompts, processes)
+    # Each once, whether trained on, measured on held-out images or both: it may take gigabytes
+    asked = dict.fromkeys([*training.rewards, *training.monitor.rewards])
+    monitored = registry.load(asked, models, device, settings.rewards)
+    rewards = {reward: monitored[reward] for reward in training.rewards}
+    if processes.rank == 0:  # every process has all prompts
+        measured = held_out.prompts[: training.monitor.prompts]
+        note_cut(monitored, (prompt.text for prompt in (*prompts.prompts, *measured)))
     trainer = Trainer(run, policy, prompts, rewards, int(args.seed), processes, termination)
 
     # Train from the last checkpoint on, unless DVC alone has not taken the finished run

@@ -77,11 +77,11 @@ def read_all(path: Path, unusable: list[str] | None = None) -> list[Prompt]:
     """
     prompts: list[Prompt] = []
     rows = read_rows(path, unusable)
+    # Ids name images, and some characters are not safe everywhere
+    prefix = re.sub(r"[^\w.-]", "_", path.stem)[:100]
     for number, row in rows.items():
         if text := normalized(row["prompt"] if isinstance(row["prompt"], str) else ""):
-            prompts.append(
-                Prompt(f"{make_id_prefix(path)}-{number - 1:06d}", text, _style(row.get("style")))
-            )
+            prompts.append(Prompt(f"{prefix}-{number - 1:06d}", text, _style(row.get("style"))))
     if not prompts:
         raise UserError(f"{path}: holds no prompt; put one on each line")
     if columns := unused(rows.values()):
@@ -110,14 +110,6 @@ def given_prompts(texts: Sequence[str]) -> list[Prompt]:
                 "say what to draw"
             )
     return prompts
-
-
-def make_id_prefix(path: Path) -> str:
-    """Return the file's name as the start of ids, with `_` for unusual characters.
-
-    Ids name images, and some characters are not safe everywhere.
-    """
-    return re.sub(r"[^\w.-]", "_", path.stem)[:100]
 
 
 def _style(value: object) -> str:

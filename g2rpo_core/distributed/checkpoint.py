@@ -244,7 +244,7 @@ class Checkpoints:
     def save(self, iteration: int, state: dict, records: list[dict]) -> None:
         """Start to write once the previous one is finished; `state` (tensors) may then change."""
         self.finish()
-        final = _of_iteration(self.folder, iteration)
+        final = self.folder / f"iteration-{iteration:06d}"
         if self.processes.first("there" if final.exists() else None):
             return
         temporary = final.with_name(f"{final.name}.tmp")
@@ -304,10 +304,6 @@ def _why(error: BaseException) -> str:
     if is_full(error) or shutil.disk_usage(Path.cwd()).free < 2**16:
         return "the disk is full; make room, and the same command resumes"
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-def _of_iteration(folder: Path, iteration: int) -> Path:
-    return folder / f"iteration-{iteration:06d}"
 
 
 def _hash_part(writing: Future, folder: Path, rank: int) -> dict[str, dict]:

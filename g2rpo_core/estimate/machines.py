@@ -78,17 +78,12 @@ def checked_machines(
     for option, value in options.items():
         if value is not None and not 0 < value < inf:
             raise UserError(f"{command}: --{option} {value} must be above 0")
-    machines = Machines(gpus, memory, nodes or count_nodes(gpus), inside, between)
+    machines = Machines(gpus, memory, nodes or -(-gpus // GPUS_OF_A_NODE), inside, between)
     if gpus % machines.nodes:
         raise UserError(
             f"{command}: --gpus {gpus} cannot be divided evenly over {machines.nodes} nodes"
         )
     return machines
-
-
-def count_nodes(gpus: int) -> int:
-    """Return the smallest number of nodes that holds the GPUs."""
-    return -(-gpus // GPUS_OF_A_NODE)
 
 
 @dataclass(frozen=True)
@@ -104,18 +99,9 @@ class Sharding:
         """Return the number of copies of the weights."""
         return self.machines.gpus // self.shard
 
-    @property
-    def spans_nodes(self) -> bool:
-        """Return whether one copy is spread over several nodes."""
-        return self.machines.nodes > 1 and bool(self.machines.per_node % self.shard)
-
     def gathered(self, size: float) -> float:
         """Return the bytes that a GPU sends in a ring all-gather or reduce-scatter of `size`."""
         return size * (self.shard - 1) / self.shard
-
-    def summed_over_copies(self, size: float) -> float:
-        """Return the bytes that a GPU sends in a ring all-reduce of its shard over all copies."""
-        return 2 * size / self.shard * (self.copies - 1) / self.copies
 
 
 def sent(
@@ -145,12 +131,15 @@ def sent(
         + sums * sharding.gathered(gradients),
         "refresh": sharding.gathered(FLOAT32 * counts.all) if replica else 0.0,
     }
-    among_copies = {"update": sums * sharding.summed_over_copies(gradients)}
+    # A ring all-reduce of its shard over all copies
+    copies, nodes = sharding.copies, sharding.machines.nodes
+    among_copies = {"update": sums * 2 * gradients / sharding.shard * (copies - 1) / copies}
+    one_spans_nodes = nodes > 1 and bool(sharding.machines.per_node % sharding.shard)
     seconds = dict.fromkeys(inside, 0.0)
     for phase, size in inside.items():
-        seconds[phase] += size / sharding.machines.rate(sharding.spans_nodes)
+        seconds[phase] += size / sharding.machines.rate(one_spans_nodes)
     for phase, size in among_copies.items():
-        seconds[phase] += size / sharding.machines.rate(sharding.machines.nodes > 1)
+        seconds[phase] += size / sharding.machines.rate(nodes > 1)
     return {
         phase: (size + among_copies.get(phase, 0.0)) / 1e9 for phase, size in inside.items()
     }, seconds

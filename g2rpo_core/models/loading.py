@@ -8,6 +8,7 @@ torchtitan: activation checkpointing, compilation, sharding.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from peft import LoraConfig
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 from g2rpo_core.architectures.architecture import Architecture
 from g2rpo_core.distributed.process_group import TIMEOUT, ProcessGroup
@@ -32,6 +34,7 @@ from g2rpo_core.weights.adapter import Matrices, add, fill, read_adapter
 from g2rpo_core.weights.stored import read_weights, shapes_of
 
 Spread = Callable[[ModelMixin], None]
+MOST_GRAPHS = 64  # of a kind of block; runs need 4 to 7
 
 
 def load_transformer(
@@ -328,15 +331,44 @@ def parallelize(
         apply_fsdp(transformer, blocks, dtype, device, settings.shard_size)
 
 
-def apply_gradient_checkpointing(transformer: ModelMixin) -> None:
-    """Make every block keep only its inputs and recompute its activations in the backward pass."""
-    transformer.enable_gradient_checkpointing()
-
-
 def apply_compile(blocks: Sequence[torch.nn.Module]) -> None:
-    """Compile every block in place: blocks of a kind share one compiled graph."""
+    """Compile every block in place: blocks of a kind share their compiled graphs.
+
+    A kind has a graph for each of: with and without gradients; a batch of one, of the first size,
+    of any size; a LoRA at zero. By default torch (2.13.0, torch/_dynamo/config.py,
+    `recompile_limit`) makes 8 of a code object, which all blocks of a kind share, and then runs
+    them uncompiled with a line in its own log: rollout and update would differ. Here that is a
+    UserError.
+    """
+    if torch._dynamo.config.disable:
+        raise UserError(
+            "training.parallel.compile: the environment disables it: "
+            "unset TORCH_COMPILE_DISABLE, or set it to false"
+        )
+    torch._dynamo.config.recompile_limit = MOST_GRAPHS
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     for block in blocks:
         block.compile()
+        block._compiled_call_impl = partial(_call_compiled, block._compiled_call_impl)
+
+
+def _call_compiled(compiled: Callable[..., object], *arguments: object, **named: object) -> object:
+    """Call a compiled block with arguments that are laid out alike for every block of its kind."""
+    try:
+        arguments, named = tree_map_only(torch.Tensor, _own, (arguments, named))
+        return compiled(*arguments, **named)
+    except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+        raise UserError(
+            f"training.parallel.compile: a block needs more than {MOST_GRAPHS} graphs "
+            f"({' '.join(str(error).split())[:LONGEST]}): set it to false"
+        ) from None
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor that is no view: the compiler tells those apart."""
+    # The first block gets a view of an embedding, later ones parts of what a block returned
+    plain = tensor._base is None and tensor.is_contiguous()
+    return tensor if plain else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def apply_fsdp(

@@ -24,7 +24,9 @@ class LoraSettings(Settings):
 class ParallelSettings(Settings):
     """How a model that is too large or too slow for one GPU is trained."""
 
-    compile: bool = Field(False, description="Compile every block.")
+    compile: bool = Field(
+        False, description="Compile every block: up to seven graphs a kind, once a run."
+    )
     shard_size: Count | None = Field(
         None,
         description=(

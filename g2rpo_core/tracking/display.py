@@ -245,11 +245,10 @@ def topic(key: str) -> str:
         "reward_": "rewards",
         "gap_": "granularities",
         "correlation_": "granularities",
+        "num_": "cost",
+        "seconds": "cost",
     }
-    for start, name in topics.items():
-        if key.startswith(start):
-            return name
-    return "cost" if key.startswith("num_") or key == "seconds" else "training"
+    return next((name for start, name in topics.items() if key.startswith(start)), "training")
 
 
 def _tracker(kind: str, name: str, folder: Path, first: int) -> GeneralTracker:

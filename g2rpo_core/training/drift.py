@@ -92,7 +92,8 @@ def _warnings(
     ):
         other = (
             "batches of different sizes round differently; "
-            "give sampling.batch_tokens and training.batch_tokens the same value"
+            "the closest are sampling.batch_tokens and training.batch_tokens of one value, "
+            "and only 1 for both makes them equal"
         )
         text = (
             f"|ratio - 1| was {error:.2g} before the first update, "
@@ -184,7 +185,7 @@ def _held_out(records: Sequence[Mapping], training: TrainingSettings) -> Iterato
     measured = [
         index
         for index, record in enumerate(records)
-        if columns and _is_number(record.get(columns[0]))
+        if columns and known(record, columns[0]) is not None
     ]
     count = training.drift.measurements
     if len(measured) <= count:
@@ -233,7 +234,3 @@ def _rises(values: Sequence[float]) -> bool:
 
 def _mean(records: Sequence[Mapping], column: str) -> float:
     return sum(record[column] for record in records) / len(records)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

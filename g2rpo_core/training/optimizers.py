@@ -108,7 +108,7 @@ def schedule(
     try:
         made = get_scheduler(name, optimizer, warmup, iterations, dict(arguments or {}))
         factor = made.lr_lambdas[0]
-        for iteration in range(iterations):
+        for iteration in (0, warmup, iterations - 1):
             factor(iteration)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ValueError(f"{name} refuses its arguments: {error}") from None

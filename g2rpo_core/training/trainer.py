@@ -31,7 +31,6 @@ from g2rpo_core.distributed.launcher import Terminated, Termination
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.loading import (
-    apply_gradient_checkpointing,
     check_gradients,
     describe_trained,
     reduce_gradients,
@@ -119,7 +118,7 @@ class Trainer:
         policy.check_attention(trained=True)
         policy.transformer.train()
         if training.gradient_checkpointing:
-            apply_gradient_checkpointing(policy.transformer)
+            policy.transformer.enable_gradient_checkpointing()
         # Before a checkpoint is restored: now the weights are those before training
         if method.objective.needs_base:
             policy.keep_base()

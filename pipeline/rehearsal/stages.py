@@ -46,7 +46,7 @@ PHASES = {
     "load": (
         "stages.train.Policy.load_to_train",
         "stages.train.EmbeddingStore.load_encoders",
-        "stages.train.load_rewards",
+        "stages.train.registry.load",
     ),
     "iteration": ("g2rpo_core.training.trainer.Trainer.iterate",),
     "rollout": ("g2rpo_core.training.experience.RolloutSampler.__call__",),

@@ -6,7 +6,7 @@ from diffusers.models.attention_dispatch import AttentionBackendName
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import Policy
-from g2rpo_core.numerics.cuda import WITHOUT_BACKWARD, prepare
+from g2rpo_core.numerics.cuda import NEUTRAL, WITHOUT_BACKWARD, prepare
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -25,6 +25,19 @@ def test_a_gpu_never_computes_attention_by_cudnn(cudnn_attention):
     assert prepare(CUDA) == CUDA and not cudnn_attention()
     others = (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.math_sdp_enabled)
     assert all(enabled() for enabled in others)
+
+
+def test_an_environment_that_changes_numbers_unseen_is_refused_or_overruled(monkeypatch):
+    for name, value in NEUTRAL.items():
+        monkeypatch.setenv(name, value)
+        prepare(CPU)
+        monkeypatch.setenv(name, "other")
+        with pytest.raises(UserError, match=f"{name}: is 'other' in the environment"):
+            prepare(CPU)
+        monkeypatch.delenv(name)
+    torch.set_float32_matmul_precision("high")  # as NVIDIA's images set it at the start
+    prepare(CUDA)
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_nothing_is_trained_by_an_attention_with_a_wrong_backward(models):

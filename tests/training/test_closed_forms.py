@@ -8,8 +8,6 @@ from g2rpo_core.algorithm.advantage import branch_advantages
 from g2rpo_core.data.embeddings import check_lengths
 from g2rpo_core.data.prompts import Prompt
 from g2rpo_core.distributed import checkpoint
-from g2rpo_core.distributed.process_group import ProcessGroup
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.models.policy import snapshot
 from g2rpo_core.tracking.display import topic
 from g2rpo_core.training.loop import bytes_needed, train
@@ -17,18 +15,6 @@ from g2rpo_core.training.metrics import reward_metrics, update_metrics
 from g2rpo_core.training.settings import EmaSettings
 from tests.fixtures.errors import refused
 from tests.fixtures.rollouts import redness, small_method, with_advantages
-
-
-def test_a_linear_learning_rate_falls_evenly_to_zero_after_the_last_iteration(settings):
-    _, training = settings
-    linear = training.model_copy(
-        update={"lr_scheduler": "linear", "iterations": 5, "learning_rate": 1e-2}
-    )
-    assert [*map(linear.rate_schedule(), range(6))] == pytest.approx(
-        [1e-2, 8e-3, 6e-3, 4e-3, 2e-3, 0]
-    )
-    constant = linear.model_copy(update={"lr_scheduler": "constant"})
-    assert {*map(constant.rate_schedule(), range(5))} == {1e-2}
 
 
 def test_the_optimizer_steps_with_the_learning_rate_of_the_iteration(make_trainer, monkeypatch):
@@ -148,17 +134,6 @@ def test_groups_without_spread_are_counted_among_those_that_are_compared():
     assert share(1) == 0.5 and share(2) == 1.0
 
 
-def test_the_old_policy_ratio_may_be_off_by_as_much_as_is_allowed_and_no_more(make_trainer):
-    trainer = make_trainer(small_method("g2rpo"), max_old_policy_ratio_error=0.5)
-    limit = 0.5 * trainer.training.clip_range
-    figures = {"loss": 0.0, "old_policy_ratio_error": limit}
-    trainer._check_update(figures, 1.0, "")
-    with pytest.raises(UserError, match="before the first update"):
-        trainer._check_update(figures | {"old_policy_ratio_error": limit * 1.001}, 1.0, "")
-    trainer.weights_unchanged = False  # later updates meet a policy that has moved
-    trainer._check_update(figures | {"old_policy_ratio_error": 1.0}, 1.0, "")
-
-
 def test_a_prompt_of_as_many_tokens_as_allowed_is_taken_and_one_more_is_not(models):
     tokenizer = AutoTokenizer.from_pretrained(models / "pipeline" / "tokenizer_2")
     prompt = Prompt("p-000000", "a red circle", "")
@@ -200,17 +175,6 @@ def test_room_is_for_two_moments_the_average_and_one_checkpoint_more_than_are_ke
         trainer = make_trainer(small_method(name), ema=ema, snapshots=(1,))
         weights = 4 * sum(parameter.numel() for parameter in trainer.parameters)
         assert bytes_needed(trainer, tmp_path) == weights * (2 * tensors + 2 + 1)
-
-
-def test_counts_are_those_of_all_processes(make_trainer, monkeypatch):
-    """One of two processes has one of the two prompts; what it counts, the other counts as well."""
-    monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: [value] * self.size)
-    (alone,) = make_trainer(small_method("g2rpo"), iterations=1).run()
-    trainer = make_trainer(small_method("g2rpo"), iterations=1)
-    trainer.processes = ProcessGroup(0, 2)
-    (half,) = trainer.run()
-    for key in ("num_forward_evals", "num_transitions"):
-        assert half[key] == alone[key] > 0
 
 
 def test_the_last_iteration_too_measures_held_out_prompts_and_writes_a_checkpoint(
