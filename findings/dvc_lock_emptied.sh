@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # dvc 3.67.1, `dvc repro`: how dvc.lock is written.
 # One would expect: into a temporary file that then takes its place, as DVC's cache is written; a kill leaves the old file or the new.
-# After each stage the file is emptied, then all of it is made anew and written: a kill in between (the longer the file, the likelier),
-# or a full disk, loses the entries of all stages. What is left is called invalid, which does not say what happened or what to do: take
-# dvc.lock from git, or remove it and let the run cache give the outputs back.
+# After each stage the file is emptied, then all of it is made anew and written: a kill in between (the longer the file, the likelier)
+# loses the entries of all stages. What is left is called invalid, which does not say what happened or what to do: take dvc.lock from
+# git, or remove it and let the run cache give the outputs back.
 # Seen: killed while dvc.lock of two finished stages is written -> 0 bytes; `dvc status` -> "'./dvc.lock' validation failed."
 set -euo pipefail
 work=$(mktemp -d)

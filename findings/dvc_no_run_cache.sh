@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# dvc 3.67.1, `dvc repro --no-run-cache`: "execute stage commands even if they have been run before" (its help).
+# dvc 3.67.1, `dvc repro --no-run-cache`: "execute stage commands even if they have already been run" (its help).
 # One would expect: delete the output of a random stage, and this draws a new one.
 # While dvc.lock still says how the stage last ran, the option is not looked at: the old output comes back from DVC's cache. Only
 # without the stage's entry in dvc.lock, or with --force, is the command run.

@@ -2,7 +2,7 @@
 # dvc 3.67.1, `params: [KEY]` of a stage in dvc.yaml, where the key has [, ], * or ? in its own name.
 # One would expect: the key is looked up as it is written; if anything in it is special, the dots.
 # The key is a pattern. "rate[0]" means a key "rate0": without one, "rate[0]" is missing from the file that has it; with one, the stage
-# depends on rate0 under the name rate[0], and an edit of rate[0] goes unseen. "*.bias" takes the one key that fits, whatever it is.
+# depends on rate0 under the name rate[0], and an edit of rate[0] goes unseen. "a*" takes the one key that fits.
 # Seen: alone -> missing; beside rate0: 9 -> dvc.lock has rate[0]: 9, and its edit leaves the stage up to date.
 set -euo pipefail
 work=$(mktemp -d)

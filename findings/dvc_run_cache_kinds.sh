@@ -2,7 +2,7 @@
 # dvc 3.67.1, `dvc repro`: which stages come back from the run cache after outputs and dvc.lock were lost.
 # One would expect: every stage that has run, and that outputs with `cache: false` are never copied into DVC's cache.
 # A metric with `cache: false` is copied there and its stage comes back; one other output with `cache: false`, or with `persist: true`,
-# makes the whole stage run again, and the cached outputs beside it with it. `dvc commit` afterwards puts such a stage in, too.
+# makes the whole stage run again, and the cached outputs beside it with it. `dvc commit` afterwards puts the former in.
 # Seen: plain, metric -> restored; kept, mixed, persisted -> run again; kept after `dvc commit` -> restored.
 set -euo pipefail
 work=$(mktemp -d)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # CPython 3.11.2 against 3.11.7 and 3.12.1: `asyncio.timeout` in a task that was cancelled and is tidying up.
-# One would expect: "the context manager will transform the CancelledError into a TimeoutError" (its documentation), whenever it expires.
+# One would expect: a TimeoutError whenever the time is over, as its documentation says.
 # 3.11.2 looks whether the task was ever cancelled, so that a time limit on the tidying ends in CancelledError: `except TimeoutError`
 # never runs, and what it was to say or do is lost. In the later ones only cancellations inside the block count.
 # Seen: 3.11.2 -> CancelledError; 3.11.7, 3.12.1 -> TimeoutError. PYTHON=/usr/bin/python3 chooses another.
