@@ -13,7 +13,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.flows import EntrypointType
 from prefect.runner import Runner
-from prefect.schedules import Cron
+from prefect.schedules import Cron, Schedule
+from prefect.server.schemas.schedules import CronSchedule
 
 from flows import pipeline
 from g2rpo_core.foundation.errors import UserError
@@ -36,23 +37,34 @@ def deployments(args: Namespace) -> list:
     made = []
     for flow in (pipeline.reproduce, pipeline.train, pipeline.evaluate, pipeline.report):
         cron = getattr(args, flow.name)
-        try:
-            schedule = Cron(cron, timezone=args.timezone) if cron else None
-            made.append(
-                flow.to_deployment(
-                    NAME,
-                    schedule=schedule,
-                    concurrency_limit=one_at_a_time,
-                    parameters={} if flow.name == "report" else {"side_by_side": args.side_by_side},
-                    entrypoint_type=EntrypointType.MODULE_PATH,
-                )
+        made.append(
+            flow.to_deployment(
+                NAME,
+                schedule=schedule(flow.name, cron, args.timezone) if cron else None,
+                concurrency_limit=one_at_a_time,
+                parameters={} if flow.name == "report" else {"side_by_side": args.side_by_side},
+                entrypoint_type=EntrypointType.MODULE_PATH,
             )
-        except ValueError as error:
-            raise UserError(
-                f"--{flow.name} {cron!r} in --timezone {args.timezone}: "
-                f"{' '.join(str(error).split())}"
-            ) from None
+        )
     return made
+
+
+def schedule(name: str, cron: str, timezone: str) -> Schedule:
+    """Return the schedule of an option; UserError for one that Prefect cannot run, or never would.
+
+    Prefect 3.8 takes a sixth field, of seconds; it takes dates and zones, too, at which its
+    scheduler then finds nothing.
+    """
+    try:
+        if len(cron.split()) != 5 and not cron.startswith("@"):
+            raise ValueError("needs five fields: minute, hour, day, month, day of the week")
+        asyncio.run(CronSchedule(cron=cron, timezone=timezone).get_dates(1))
+        return Cron(cron, timezone=timezone)
+    except (ValueError, LookupError) as error:
+        what = " ".join(str(error).split())
+        raise UserError(
+            f"--{name} {cron!r} in --timezone {timezone!r} cannot be scheduled: {what}"
+        ) from None
 
 
 class Served(Runner):

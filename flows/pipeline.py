@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
 from prefect.futures import PrefectFuture
@@ -12,6 +13,7 @@ from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
+from pydantic import Field
 from rich.console import Console
 
 from flows.artifacts import publish
@@ -25,17 +27,18 @@ from pipeline.runner import run_graph
 Console.on_broken_pipe = lambda console: setattr(console, "quiet", True)
 
 SIDE_BY_SIDE = 2
+Count = Annotated[int, Field(ge=1)]  # Prefect refuses others before a run
 AWAY_WAIT = 5.0  # seconds
 
 
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
-def reproduce(targets: list[str] | None = None, side_by_side: int = SIDE_BY_SIDE) -> State:
+def reproduce(targets: list[str] | None = None, side_by_side: Count = SIDE_BY_SIDE) -> State:
     """Run every stage, or the targets and all that they need, as `dvc repro` does."""
     return run_chosen(lambda stages: chosen(stages, targets or []), side_by_side)
 
 
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
-def train(runs: list[str] | None = None, side_by_side: int = SIDE_BY_SIDE) -> State:
+def train(runs: list[str] | None = None, side_by_side: Count = SIDE_BY_SIDE) -> State:
     """Train the named runs (`g2rpo-1`), or all of them, after what they need."""
     return run_chosen(
         lambda stages: chosen(stages, [f"train@{run}" for run in runs or []] or ["train"]),
@@ -44,7 +47,7 @@ def train(runs: list[str] | None = None, side_by_side: int = SIDE_BY_SIDE) -> St
 
 
 @flow(task_runner=ThreadPoolTaskRunner(), persist_result=False)
-def evaluate(side_by_side: int = SIDE_BY_SIDE) -> State:
+def evaluate(side_by_side: Count = SIDE_BY_SIDE) -> State:
     """Score the base model and every trained run that have no scores yet; train nothing."""
     return run_chosen(unscored, side_by_side)
 

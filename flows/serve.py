@@ -13,6 +13,7 @@ from flows import deployed
 from flows.server import answers, find_server
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.texts import echo
+from stages.entry import at_least_one
 
 AWAY_WAIT = 5.0  # seconds between two looks for a server that is away
 
@@ -42,11 +43,11 @@ def arguments(given: list[str] | None = None) -> Namespace:
         "--timezone", default="UTC", help="timezone of all schedules, such as Europe/Berlin"
     )
     parser.add_argument(
-        "--gpus", type=int, default=1, help="how many stages with the tag gpu run at once"
+        "--gpus", type=at_least_one, default=1, help="how many stages with the tag gpu run at once"
     )
     parser.add_argument(
         "--side-by-side",
-        type=int,
+        type=at_least_one,
         default=2,
         help="how many stages run at once within one flow run",
     )

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from g2rpo_core.foundation.errors import STATUS_FOLDER, UserError
-from stages.entry import ends_in_one_line
+from stages.entry import at_least_one, ends_in_one_line
 
 RESTARTS = 3
 
@@ -62,8 +62,12 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--method", required=True, help="of the profile; base is only evaluated")
     parser.add_argument("--seed", type=int, required=True)
     nodes = int(os.environ.get("SLURM_NNODES", "1"))
-    parser.add_argument("--nodes", type=int, default=nodes, help="default: those of the Slurm job")
-    parser.add_argument("--gpus-per-node", type=int, help="processes on each (default: its GPUs)")
+    parser.add_argument(
+        "--nodes", type=at_least_one, default=nodes, help="default: those of the Slurm job"
+    )
+    parser.add_argument(
+        "--gpus-per-node", type=at_least_one, help="processes on each (default: its GPUs)"
+    )
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", required=True, help="a free port of the first node"
     )

@@ -4,7 +4,7 @@ import functools
 import os
 import signal
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,6 +41,13 @@ def arguments(description: str, *names: str) -> SimpleNamespace:
     ):
         raise UserError(f"--seed {seed!r}: must be a whole number from 0 and less than 2**64")
     return given
+
+
+def at_least_one(text: str) -> int:
+    """Return the count that an option gives, as argparse's `type`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"must be a whole number from 1 (got {text!r})")
+    return int(text)
 
 
 def sections(args: SimpleNamespace, *names: str) -> SimpleNamespace:
