@@ -11,9 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+import psutil
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_yaml
@@ -115,7 +118,32 @@ def repro(
         busy = any(re.search(r"is busy, it is being blocked by", line) for line in tail)
         if ended.status == 0 or ended.by != "itself" or not busy:
             return ended
+        check_blockers([*tail], stage.project)
         stop.wait(BUSY_WAIT)
+
+
+def check_blockers(lines: list[str], project: Path) -> None:
+    """Raise UserError if DVC waits for a process that has ended, whose number another one has.
+
+    DVC frees what a process has locked only where no process has its number; lines: what it says of
+    those it waits for, their numbers and commands. Nothing is freed here: the number may be of
+    another machine or container that shares the checkout.
+    """
+    for pid, command in re.findall(r"\(PID (\d+)\): (.*)", "\n".join(lines)):
+        with suppress(psutil.Error):  # gone, which DVC sees, or another user's
+            process = psutil.Process(int(pid))
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            words = [] if ended else process.cmdline()
+            now, given = " ".join(words), command.rstrip().partition(" ")[2]
+            # Or Python that calls DVC, whose first word is another one in the lock
+            dvc = "dvc" in (Path(word).name for word in words) or now.endswith(given)
+            if ended or (words and not dvc):
+                is_now = "has ended" if ended else f"is `{now}` by now"
+                raise UserError(
+                    f"{project / '.dvc' / 'tmp' / 'rwlock'}: DVC waits for process {pid} "
+                    f"(`{command}`), but that {is_now}: if no other machine or container runs DVC "
+                    "here, delete this file, and run the same command again"
+                )
 
 
 def grace_of(project: Path) -> float:

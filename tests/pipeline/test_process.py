@@ -1,9 +1,14 @@
+import os
+import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
 
 from pipeline.process import Lines, Text, run_group
+from pipeline.runner import check_blockers
+from tests.fixtures.errors import refused
 from tests.fixtures.waiting import HUNG, until
 
 
@@ -86,3 +91,18 @@ def test_a_time_limit_ends_every_process_and_waits_for_the_one_that_still_writes
     )
     assert ended.by == "time limit"
     assert last_words.read_text() == "done\n"
+
+
+def test_a_lock_of_what_is_no_dvc_is_not_waited_for(tmp_path):
+    said = "  (PID {}): /lib/dvc/__main__.py repro --single-item train"
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        waits = f"rwlock: DVC waits for process {other.pid} .*`/lib/dvc.*, but that "
+        with refused(f"{waits}is `sleep 1000` by now: if no other machine .* delete this file"):
+            check_blockers([said.format(other.pid)], tmp_path)
+        other.kill()
+        until(lambda: psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE)
+        with refused(f"{waits}has ended"):
+            check_blockers([said.format(other.pid)], tmp_path)
+    check_blockers([said.format(other.pid)], tmp_path)  # DVC sees that itself
+    own = " ".join(psutil.Process().cmdline()[2:])
+    check_blockers([f"  (PID {os.getpid()}): /lib/dvc/__main__.py {own}"], tmp_path)
