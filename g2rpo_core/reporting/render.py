@@ -72,6 +72,7 @@ def fill(shown: Mapping[str, object]) -> dict[str, str]:
         finalize=lambda value: unsteered(value) if type(value) is str else value,
     )
     environment.filters |= {"errors": standard_errors, "script": in_script, "literal": markdown}
+    environment.filters["format"] = formatted
     environment.tests["base"] = is_base
     environment.globals |= {"library": library, "TRAINING": TRAINING, "IMAGE_STATS": IMAGE_STATS}
     # As plain text, so that report.html escapes what they name
@@ -81,6 +82,11 @@ def fill(shown: Mapping[str, object]) -> dict[str, str]:
         name: environment.get_template(f"{name}.j2").render(shown, sentences=sentences)
         for name in ("report.html", "report.md")
     }
+
+
+def formatted(pattern: str, *values: float) -> str:
+    """Return numbers as `pattern` says; a dash if one is not known, as what has no spread."""
+    return "–" if any(map(pd.isna, values)) else pattern % values
 
 
 def in_script(value: object) -> Markup:

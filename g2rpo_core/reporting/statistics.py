@@ -51,7 +51,7 @@ def spread(
 
     The interval is NaN for less than `fewest` values, which is at least two; confidence: in [0, 1].
     """
-    mean = float(np.mean(values))
+    mean = float(np.mean(values)) if len(values) else math.nan
     if len(values) < fewest:
         return {"difference": mean, "low": math.nan, "high": math.nan}
     half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
@@ -71,7 +71,12 @@ def sign_flip(values: Sequence[float], beyond: float = 0.0, side: str = "two-sid
 
 
 def student(values: Sequence[float], beyond: float = 0.0, side: str = "two-sided") -> float:
-    """Return the p-value of Student's t of the mean being `beyond`; side: as in `sign_flip`."""
+    """Return the p-value of Student's t of the mean being `beyond`; side: as in `sign_flip`.
+
+    If every value is `beyond`, t is 0 / 0, for which scipy gives NaN: p is 1, as by sign flips.
+    """
+    if np.allclose(values, beyond, rtol=1e-9, atol=0):
+        return 1.0
     return float(stats.ttest_1samp(values, beyond, alternative=side).pvalue)
 
 

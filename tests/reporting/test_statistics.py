@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from g2rpo_core.reporting.render import formatted
 from g2rpo_core.reporting.statistics import (
     holm,
     paired_difference,
     pooled_half_width,
     sign_flip,
+    student,
 )
 
 
@@ -54,3 +56,9 @@ def test_one_variance_for_all_is_the_mean_of_those_of_pairs_with_more_degrees_of
     variance = np.mean([np.var(one - other, ddof=1) for one, other in combinations(values, 2)])
     expected = stats.t.ppf(0.975, 2 * 4) * (variance / 5) ** 0.5
     assert pooled_half_width(values) == pytest.approx(expected)
+
+
+def test_gaps_without_a_spread_have_a_p_and_what_is_not_known_is_a_dash():
+    for beyond, side in ((0.0, "two-sided"), (-0.1, "two-sided"), (0.2, "less")):
+        assert student([beyond] * 3, beyond, side) == sign_flip([beyond] * 3, beyond, side) == 1
+    assert formatted("%.2g, %.2g", math.nan, 0.5) == "–"
