@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
@@ -56,10 +57,29 @@ def written_data(
         **data,
         **{section: {} for section in ("rewards", "published") if section not in data},
     }
-    return {
-        **data,
-        "drawn": Profile.model_validate_json(json.dumps(data)).drawn(methods, published),
+    profile = Profile.model_validate_json(json.dumps(data))
+    typed = profile.model_dump(mode="json", by_alias=True)
+    parts = {"settings": "method", "sampling": "sampling", "training": "training"}
+    typed["methods"] = {
+        name: {
+            part: getattr(profile.run(name), of).model_dump(mode="json")
+            for part, of in parts.items()
+        }
+        for name in profile.methods
     }
+    return as_typed(data, typed) | {"drawn": profile.drawn(methods, published)}
+
+
+def as_typed(given: Any, typed: Any) -> Any:
+    """Return what is given, with each number as its setting has it: 1 as 1.0 where that is a float.
+
+    To DVC, 1 and 1.0 are equal; but its run cache looks for another text.
+    """
+    if isinstance(given, dict) and isinstance(typed, dict):
+        return {key: as_typed(value, typed.get(key)) for key, value in given.items()}
+    if isinstance(given, list) and isinstance(typed, list) and len(given) == len(typed):
+        return [as_typed(*pair) for pair in zip(given, typed)]
+    return typed if given == typed else given
 
 
 def write_profile(
@@ -83,10 +103,9 @@ def write_profile(
 
 
 def _quoted(representer: SafeRepresenter, value: str) -> ScalarNode:
-    """Quote what holds a colon, as a reward's class: DVC's parser refuses it between braces."""
-    return representer.represent_scalar(
-        "tag:yaml.org,2002:str", value, style='"' if ":" in value else None
-    )
+    """Quote what holds ":" or "?", as a reward's class: DVC's parser refuses it between braces."""
+    quoted = '"' if {":", "?"} & set(value) else None
+    return representer.represent_scalar("tag:yaml.org,2002:str", value, style=quoted)
 
 
 if __name__ == "__main__":

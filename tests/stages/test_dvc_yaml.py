@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -265,3 +266,20 @@ def test_a_stage_without_its_inputs_says_which_stage_makes_them(command, message
     main = importlib.import_module(f"stages.{command[0]}").main
     told = refusal(main, *command[1:], folder=tmp_path)
     assert message in told and told.startswith("error: ")
+
+
+def test_a_number_is_written_as_its_setting_has_it(tmp_path):
+    """Else 1 in place of 1.0 is no change to DVC, and another key in its cache of runs."""
+    (tmp_path / "tiny.yaml").symlink_to(ROOT / "profiles" / "tiny.yaml")
+    source, written = tmp_path / "mine.yaml", set()
+    for one in ("1", "1.0"):
+        source.write_text(
+            f"extends: tiny\ntraining: {{rewards: {{hps: {one}}}}}\nsampling: {{guidance: {one}}}\n"
+            f"methods: {{g2rpo: {{training: {{learning_rate: {one}}}, "
+            f"settings: {{tree: {{eta: {one}}}}}}}}}\n"
+        )
+        write_profile(tmp_path / "written.yaml", resolve(source).data, source)
+        written.add((tmp_path / "written.yaml").read_text())
+    assert len(written) == 1 and {"eta: 1.0", "learning_rate: 1.0"} <= set(
+        re.findall(r"\w+: 1.0", *written)
+    )
