@@ -187,6 +187,8 @@ class Architecture(ABC):
 
     () where the model attends to its padding.
     """
+    depths: tuple[str, ...] = ("num_layers", "num_single_layers")
+    """Keys of the configuration with the number of blocks of a kind."""
     lora_targets: tuple[str, ...]
     """Ends of the names of modules that an adapter takes if the profile names none."""
     published: Mapping[str, ModelShape]
@@ -336,13 +338,14 @@ class Architecture(ABC):
     ) -> Arguments:
         """Make the transformer's arguments for `batch` latents with a prompt each, all zeros."""
 
-    @abstractmethod
     def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
         """Return a shallow configuration, and how the whole model grows from it.
 
         For every kind of block: the configuration with one block more, and the number of blocks
         that the shallow one lacks. The cost is linear in the number of blocks of a kind.
         """
+        shallow = {**config, **dict.fromkeys(self.depths, 1)}
+        return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in self.depths]
 
     def original_modules(self, config: Config) -> Iterator[Original]:
         """Yield the modules that the first publisher named differently, with diffusers' parts."""

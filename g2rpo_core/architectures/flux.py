@@ -190,10 +190,5 @@ class Flux(Architecture):
             "return_dict": False,
         }
 
-    def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
-        kinds = ("num_layers", "num_single_layers")
-        shallow = {**config, **dict.fromkeys(kinds, 1)}
-        return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]
-
     def original_modules(self, config: Config) -> Iterator[Original]:
         return of_two_kinds(OUTSIDE_BLOCKS, DOUBLE, SINGLE, config)

@@ -64,6 +64,7 @@ class ZImage(Architecture):
     tokenizers = {"tokenizer": "qwen"}
     text_encoders = ("text_encoder",)
     encoding = padded = ("context", MASK)
+    depths = ("n_layers", "n_refiner_layers")
     has_negative = True
     noise_dtype = torch.float32
     forms = ("diffusers", "original", "lora", "peft", "kohya")
@@ -132,11 +133,6 @@ class ZImage(Architecture):
             ),
             "return_dict": False,
         }
-
-    def shallow(self, config: Config) -> tuple[Config, list[tuple[Config, int]]]:
-        kinds = ("n_layers", "n_refiner_layers")
-        shallow = {**config, **dict.fromkeys(kinds, 1)}
-        return shallow, [(shallow | {kind: 2}, config[kind] - 1) for kind in kinds]
 
     def original_modules(self, config: Config) -> Iterator[Original]:
         (size,), (frames,) = config["all_patch_size"], config["all_f_patch_size"]
