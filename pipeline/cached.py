@@ -13,7 +13,7 @@ from dvc_data.hashfile.hash_info import HashInfo
 from dvc_data.hashfile.meta import Meta
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS
+from g2rpo_core.foundation.runs import SCRATCH, TRAINING_RECORDS, hash_of
 from stages.dvc import commit_command, load_stage
 
 Params = Callable[[ParamsDependency], dict[str, Any]]
@@ -22,22 +22,29 @@ Coming = Mapping[
 ]  # an output of a stage that is due -> its hash after that; None: not known before
 
 
-def is_stored(cache: Path, md5: str) -> bool:
-    """Say whether the cache has a file, or a folder with all its files."""
+def not_stored(cache: Path, md5: str) -> Path | None:
+    """Return the first file of a file or folder that the cache lacks, or has with other bytes.
+
+    None: it has all. DVC looks at no byte of a cached file that is read-only, as all are.
+    """
     file = cache / md5[:2] / md5[2:]
-    return file.exists() and (
-        not md5.endswith(".dir")
-        or all(is_stored(cache, part["md5"]) for part in json.loads(file.read_text()))
-    )
+    if not file.is_file() or hash_of(file) != md5.removesuffix(".dir"):
+        return file
+    parts = json.loads(file.read_text()) if md5.endswith(".dir") else []
+    return next(filter(None, (not_stored(cache, part["md5"]) for part in parts)), None)
 
 
-def unstored(out: Any) -> bool:
-    """Say whether DVC's cache lacks what an output of a stage is now; False if there is nothing."""
-    return (
-        out.use_cache
-        and out.exists
-        and not is_stored(Path(out.repo.cache.local.path), out.get_hash().value)
-    )
+def unstored(out: Any) -> str:
+    """Say why DVC's cache cannot give back what an output of a stage is now; "" if it can.
+
+    Also if there is nothing.
+    """
+    if not (out.use_cache and out.exists):
+        return ""
+    file = not_stored(Path(out.repo.cache.local.path), out.get_hash().value)
+    if file and file.exists():
+        return f"whose copy in DVC's cache is damaged (delete {file})"
+    return "which DVC's cache does not have" if file else ""
 
 
 def restorable(stage: Any, params: Params, coming: Coming) -> dict[str, str] | None:
@@ -86,10 +93,9 @@ def check_kept(project: Path, stage: str) -> None:
         return
     for out in load_stage(stage, project).outs:
         run = Path(out.fs_path)
-        if (run / TRAINING_RECORDS).exists() and not in_scratch(run) and unstored(out):
+        if (run / TRAINING_RECORDS).exists() and not in_scratch(run) and (why := unstored(out)):
             raise UserError(
-                f"{out}: DVC would remove this finished run, and its cache does not have it: "
-                "keep it by "
+                f"{out}: DVC would remove this finished run, {why}: keep it by "
                 f"`{commit_command(stage, project)}`, or move it away"
             )
 

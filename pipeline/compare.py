@@ -80,10 +80,10 @@ def read_commit(name: str) -> Side:
     UserError if it has neither.
     """
     known = [
-        *(path.stem for path in Path("profiles").glob("*.yaml")),
+        *(path.stem for path in Path("profiles").glob("[!.]*.yaml")),
         *(path.parent.name for path in Path("studies").glob("*/params.yaml")),
     ]
-    yaml = YAML(typ="safe", pure=True)
+    yaml = YAML(typ="safe")
     try:
         files = DVCFileSystem(".", rev=None if name == NOW else name)
         run = yaml.load(files.read_text("params.yaml"))

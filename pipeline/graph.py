@@ -1,7 +1,8 @@
 """Reads DVC's own graph: which stages there are, what each needs, and which have changed."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -63,23 +64,34 @@ class Stage:
         return self.name.split("@")[0]
 
 
+@contextmanager
+def asking_dvc(project: Path = Path(".")) -> Iterator[None]:
+    """Turn DVC's errors in the block, and the system's, into a UserError about the project."""
+    try:
+        yield
+    except DvcException as error:
+        reason = f"{error} {error.__cause__ or ''}"  # a YAML error has its line only in its cause
+        raise UserError(f"{project.resolve()}: {' '.join(reason.split())}") from None
+    except OSError as error:  # nothing is wrong with the files
+        file = Path(error.filename or project.resolve())
+        broken = file.is_symlink() and not file.exists()
+        told = f"DVC cannot work here ({error.strerror or error})"
+        raise UserError(
+            what_lacks(error) or f"{file}: {'is a link to nothing: delete it' if broken else told}"
+        ) from None
+
+
 def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
     """Return every stage of a DVC project, each after the stages it needs.
 
     UserError if DVC cannot read the project.
     """
     try:
-        repo = Repo(str(project), _wait_for_lock=True)
-        with lock_repo(repo):
+        with asking_dvc(project), lock_repo(repo := Repo(str(project), _wait_for_lock=True)):
             graph = repo.index.graph
             changed = {node.addressing for node in graph.nodes if _changed(node, project)}
-    except DvcException as error:
-        raise UserError(f"{project.resolve()}: {explain(error)}") from None
-    except OSError as error:  # nothing is wrong with the files
-        raise UserError(
-            what_lacks(error)
-            or f"{project.resolve()}: DVC cannot work here ({error.strerror or error})"
-        ) from None
+    except UserError:
+        raise
     except Exception as error:  # from a file that is YAML but not a lock: DVC looks up keys in it
         raise UserError(
             f"{project.resolve()}: DVC cannot read dvc.yaml or dvc.lock ({type(error).__name__}: "
@@ -100,12 +112,6 @@ def read_graph(project: Path = Path(".")) -> dict[str, Stage]:
         for node in TopologicalSorter(needs).static_order()
         if node.cmd
     }
-
-
-def explain(error: DvcException) -> str:
-    """Return DVC's message in one line."""
-    reason = f"{error} {error.__cause__ or ''}"  # a YAML error has its line only in its cause
-    return " ".join(reason.split())
 
 
 def _changed(node, project: Path) -> bool:

@@ -16,22 +16,20 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dvc.dependency.param import ParamsDependency
-from dvc.exceptions import DvcException
 from dvc.repo import Repo, lock_repo
 
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
 from g2rpo_core.foundation.profiles import leaves
 from g2rpo_core.foundation.runs import SCRATCH, read_lock
 from g2rpo_core.foundation.texts import echo, some
 from pipeline.cached import Params, restorable, unstored
-from pipeline.graph import explain
+from pipeline.graph import asking_dvc
 from stages.entry import ends_in_one_line
 from stages.paths import REPORTS
 from stages.versions import versions
 
 if TYPE_CHECKING:  # its package loads torch
-    from g2rpo_core.config import Profile
+    from g2rpo_core.config import MainRun, Profile
 
 SETTINGS = REPORTS / "profile.yaml"
 TIMINGS = REPORTS / "timings"
@@ -63,16 +61,13 @@ def main() -> None:
     from g2rpo_core.config import load_profile, load_run, profile_path
 
     run = load_run()
-    load_profile(profile_path(run.profile))
+    settings = load_profile(profile_path(run.profile))
     logging.getLogger("dvc").setLevel(
         logging.WARNING
     )  # it says that it restores what is only looked up
-    try:
-        repo = Repo()
-        with lock_repo(repo):
-            total, stages = sum(bool(stage.cmd) for stage in repo.index.stages), list(due(repo))
-    except DvcException as error:
-        raise UserError(f"g2rpo todo: {explain(error)}") from None
+    with asking_dvc(), lock_repo(repo := Repo()):
+        total = sum(bool(stage.cmd) for stage in repo.index.stages)
+        stages = list(due(repo, run, settings))
     if not stages:
         echo(f"profile {run.profile}: nothing to do, all {total} stages are up to date")
         return
@@ -95,15 +90,13 @@ def main() -> None:
         echo(f"  {stage.name:{widths[0]}}  {stage.time:{widths[1]}}  {stage.why}")
 
 
-def due(repo: Repo) -> Iterator[Due]:
+def due(repo: Repo, run: "MainRun", settings: "Profile") -> Iterator[Due]:
     """Yield the stages that would run, each after those that it needs."""
-    from g2rpo_core.config import load_profile, load_run, profile_path, resolve
+    from g2rpo_core.config import profile_path, resolve
     from stages.profile import written_data
 
     file = Path("dvc.lock")
     ran_once = read_lock(file) if file.exists() else {}
-    run = load_run()
-    settings = load_profile(profile_path(run.profile))
     data = written_data(resolve(profile_path(run.profile)).data, run.methods, run.published)
     data["code"] = versions()
     graph = repo.index.graph
@@ -135,11 +128,7 @@ def due(repo: Repo) -> Iterator[Due]:
             continue
         # What that makes, and what it removes
         found.add(stage.name)
-        reasons += [
-            f"would remove {out}, which DVC's cache does not have"
-            for out in stage.outs
-            if unstored(out)
-        ]
+        reasons += [f"would remove {out}, {why}" for out in stage.outs if (why := unstored(out))]
         restored = restorable(stage, params, coming)
         coming.update(restored or dict.fromkeys((str(out.def_path) for out in stage.outs), None))
         seconds = None

@@ -16,15 +16,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from dvc.exceptions import DvcException
 from dvc.repo import Repo, lock_repo
 from safetensors.torch import load
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_json
-from g2rpo_core.foundation.runs import stages_in
+from g2rpo_core.foundation.files import files_in, read_json
+from g2rpo_core.foundation.runs import hash_of, stages_in
 from g2rpo_core.foundation.texts import echo, reason
-from pipeline.graph import explain
+from pipeline.graph import asking_dvc
 from stages.entry import ends_in_one_line
 
 SHOWN = 8  # files of an output
@@ -60,45 +59,43 @@ def main() -> None:
 
 def committed_outputs() -> dict[str, str]:
     """Return the hashes of the last commit's dvc.lock by path; UserError outside a git checkout."""
-    done = subprocess.run(["git", "show", "HEAD:./dvc.lock"], capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(
-            f"{Path.cwd()}: no committed dvc.lock to compare with: {reason(done.stderr)}"
-        )
-    stages = stages_in(done.stdout, Path("HEAD:dvc.lock")).values()
+    stages = stages_in(committed_text(Path("dvc.lock")), Path("HEAD:dvc.lock")).values()
     return {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", [])}
+
+
+def committed_text(path: Path) -> str:
+    """Return a file of the last commit; UserError outside a git checkout, or if it has none."""
+    done = subprocess.run(["git", "show", f"HEAD:./{path}"], capture_output=True, text=True)
+    if done.returncode:
+        said = reason(done.stderr)
+        raise UserError(f"{Path.cwd()}: no committed {path} to compare with: {said}")
+    return done.stdout
 
 
 def outputs_here() -> tuple[dict[str, str | None], Path]:
     """Return the hash of every output by path, None if it is missing, and the folder of the cache.
 
-    UserError if DVC cannot tell.
+    Of its bytes: DVC takes what it restored for what its cache's names say. UserError if DVC cannot
+    tell which there are.
     """
-    try:
-        with Repo() as repo, lock_repo(repo):
-            hashes = {
-                str(out.def_path): out.get_hash().value if out.exists else None
-                for stage in repo.index.stages
-                if stage.cmd
-                for out in stage.outs
-            }
-            return hashes, Path(repo.cache.local.path)
-    except DvcException as error:
-        raise UserError(explain(error)) from None
+    with asking_dvc(), Repo() as repo, lock_repo(repo):
+        hashes = {
+            str(out.def_path): hash_of(Path(out.fs_path)) if out.exists else None
+            for stage in repo.index.stages
+            if stage.cmd
+            for out in stage.outs
+        }
+        return hashes, Path(repo.cache.local.path)
 
 
 def apart(path: Path, md5: str, cache: Path) -> Iterator[str]:
     """Yield how far an output, or each of a folder's files, is from the committed one."""
     listing = cache / md5[:2] / md5[2:]
-    if not md5.endswith(".dir") or not listing.is_file():
+    if not listing.is_file() or f"{hash_of(listing)}.dir" != md5:
         yield NOT_AT_HAND if path.is_dir() else file_apart(path, md5, cache)
         return
     before = {entry["relpath"]: entry["md5"] for entry in read_json(listing, list)}
-    here = {
-        str(file.relative_to(path)): hashlib.md5(file.read_bytes()).hexdigest()
-        for file in path.rglob("*")
-        if file.is_file()
-    }
+    here = {name: hash_of(path / name) for name in files_in(path)}
     changed = sorted(name for name in before | here if before.get(name) != here.get(name))
     for name in changed[:SHOWN]:
         if name in before and name in here:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import read_yaml
+from g2rpo_core.foundation.files import files_in, read_yaml
 from g2rpo_core.foundation.runs import CODE
 
 ROOT = Path(__file__).parents[1]
@@ -137,7 +137,7 @@ def _needs(file: Path) -> Iterator[Path]:
         if str(named.relative_to(ROOT)).startswith(SILENT) or "__pycache__" in named.parts:
             continue
         if named.is_dir() and not (named / "__init__.py").exists():  # without editors' files
-            yield from (each for each in named.rglob("[!.#]*[!~#]") if each.is_file())
+            yield from (named / name for name in files_in(named))
         elif named.is_file() and named.suffix != ".py":
             yield named
 

@@ -1,7 +1,7 @@
 """Runs studies, or makes a new one.
 
     python -m studies run compare      skips finished stages and resumes interrupted ones
-    python -m studies verify compare   compares the hashes of a run here with the committed ones
+    python -m studies verify compare   compares what a run made here with the committed hashes
     python -m studies new my_study     makes a folder studies/my_study to edit
     python -m studies list
 
@@ -25,7 +25,7 @@ from g2rpo_core.foundation.runs import run_name
 from g2rpo_core.foundation.texts import echo
 from pipeline.graph import chosen, read_graph
 from pipeline.runner import SIDE_BY_SIDE, run_with_bar, stop_on_signals
-from stages.entry import ends_in_one_line
+from stages.entry import at_least_one, ends_in_one_line
 from studies.bases import base_graph, base_params, lend_models, of_base
 from studies.committed import hashes_in, read_committed, states, write_seconds
 
@@ -36,7 +36,6 @@ GRAPH = STUDIES / "study.yaml"
 PROJECT = {
     ".dvc/config": "[core]\n    analytics = false\n    no_scm = true\n"
     "[cache]\n    dir = {up}../.dvc/cache\n",
-    ".dvcignore": "__pycache__\n.venv\n",
 }
 PARAMS = """\
 # What is compared: entries replace the profile's methods, and changes override its other sections.
@@ -66,7 +65,7 @@ def main() -> None:
     elif args.action == "verify":
         verify(args.study)
     else:
-        run(args.study, max(1, args.side_by_side))
+        run(args.study, args.side_by_side)
 
 
 def parsed(words: list[str]) -> Namespace:
@@ -78,12 +77,12 @@ def parsed(words: list[str]) -> Namespace:
     command.add_argument("study", help=f"one of {', '.join(names())}")
     command.add_argument(
         "--side-by-side",
-        type=int,
+        type=at_least_one,
         default=SIDE_BY_SIDE,
         help="stages at once (default: %(default)s)",
     )
     command = actions.add_parser(
-        "verify", help="compare the hashes of a run here with the committed ones"
+        "verify", help="compare what a run made here with the committed hashes"
     )
     command.add_argument("study", help=f"one of {', '.join(names())}")
     command = actions.add_parser("new", help="make the folder of a new study")
@@ -156,7 +155,8 @@ def write_project(folder: Path, up: str = "../../", files: Mapping[str, str] | N
 
     up: the path to the main project.
     """
-    for file, text in {**PROJECT, **(files or {"dvc.yaml": GRAPH.read_text()})}.items():
+    ignored = {".dvcignore": Path(".dvcignore").read_text()}
+    for file, text in {**PROJECT, **ignored, **(files or {"dvc.yaml": GRAPH.read_text()})}.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text.replace("{up}", up))
 
@@ -166,8 +166,11 @@ def homes(study: Study) -> list[Path]:
     return [STUDIES / of_base(study, base).study for base in study.bases] or [STUDIES / study.study]
 
 
-def named_hashes(study: Study) -> pd.DataFrame:
-    """Return the hashes of a study's base and runs, on each of its bases; UserError without any."""
+def named_hashes(study: Study, here: bool = False) -> pd.DataFrame:
+    """Return the hashes of a study's base and runs, on each of its bases; UserError without any.
+
+    here: as in `hashes_in`.
+    """
     named = [
         "base-0",
         *(run_name(method, seed) for method in study.methods for seed in study.seeds),
@@ -176,7 +179,7 @@ def named_hashes(study: Study) -> pd.DataFrame:
     for home in homes(study):
         if not (home / "dvc.lock").exists():
             raise UserError(f"{home} was not run here: python -m studies run {study.study}")
-        hashes = hashes_in(home / "dvc.lock")
+        hashes = hashes_in(home / "dvc.lock", here)
         found = hashes.loc[[run for run in named if run in hashes.index]]
         tables.append(found.rename(index=f"{home.name}/{{}}".format) if study.bases else found)
     return pd.concat(tables)
@@ -184,7 +187,8 @@ def named_hashes(study: Study) -> pd.DataFrame:
 
 def verify(name: str) -> None:
     """Print runs that differ from the committed ones or are missing; exit status 1 if any."""
-    compared = states(read_committed(STUDIES / name / "runs.txt"), named_hashes(load_study(name)))
+    now = named_hashes(load_study(name), here=True)
+    compared = states(read_committed(STUDIES / name / "runs.txt"), now)
     counts = compared.str.split().str[0].value_counts()
     for run, state in compared.items():
         if not state.startswith("equal"):

@@ -6,7 +6,6 @@ No hash covers the seconds.
 import hashlib
 import io
 import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -14,19 +13,19 @@ from statistics import median
 import pandas as pd
 
 from g2rpo_core.config import Study
-from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import read_json
-from g2rpo_core.foundation.runs import read_lock, run_name
-from g2rpo_core.foundation.texts import reason
+from g2rpo_core.foundation.runs import hash_of, read_lock, run_name
+from pipeline.verify import committed_text
 
 # Of the main project, or a base's own
 INPUTS = ("../../models/", "../../embeddings/", "models", "embeddings")
 
 
-def hashes_in(lock: Path) -> pd.DataFrame:
+def hashes_in(lock: Path, here: bool = False) -> pd.DataFrame:
     """Read every run's hashes from DVC's lock: code, settings, inputs, weights and scores.
 
-    UserError if the lock is damaged.
+    here: weights and scores by their bytes, and only of runs that have them. UserError if the lock
+    is damaged.
     """
     stages, runs = read_lock(lock), {}
     for name, evaluation in stages.items():
@@ -44,15 +43,18 @@ def hashes_in(lock: Path) -> pd.DataFrame:
                     if dep["path"].startswith(("..", *INPUTS))
                 }
             )
-            outs = {
-                out["path"].split("/")[0]: out["md5"] for stage in made for out in stage["outs"]
-            }
+            outs = [out for stage in made for out in stage["outs"]]
+            places = [lock.parent / out["path"] for out in outs]
+            if here and not all(place.exists() for place in places):
+                continue
+            md5s = map(hash_of, places) if here else (out["md5"] for out in outs)
+            made_of = {out["path"].split("/")[0]: md5 for out, md5 in zip(outs, md5s)}
             runs[run or "base-0"] = {
                 "code": _digest([dep for dep in deps if not dep[0].startswith(INPUTS)]),
                 "settings": _digest([stage.get("params") for stage in made]),
                 "inputs": _digest([dep for dep in deps if dep[0].startswith(INPUTS)]),
-                "weights": outs.get("runs", "-"),
-                "scores": outs["evaluations"],
+                "weights": made_of.get("runs", "-"),
+                "scores": made_of["evaluations"],
             }
     return pd.DataFrame.from_dict(runs, orient="index").rename_axis("run")
 
@@ -62,11 +64,8 @@ def _digest(data: object) -> str:
 
 
 def read_committed(path: Path) -> pd.DataFrame:
-    """Read the last commit's runs.txt; UserError outside a checkout, or if none is committed."""
-    done = subprocess.run(["git", "show", f"HEAD:./{path}"], capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"{path}: nothing committed to compare with: {reason(done.stderr)}")
-    return pd.read_csv(io.StringIO(done.stdout), sep=" ", index_col="run", dtype=str)
+    """Read the last commit's runs.txt; UserError as `committed_text`."""
+    return pd.read_csv(io.StringIO(committed_text(path)), sep=" ", index_col="run", dtype=str)
 
 
 def states(before: pd.DataFrame, now: pd.DataFrame) -> pd.Series:

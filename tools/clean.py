@@ -71,8 +71,9 @@ def missing(folder: Path, objects: Path) -> Iterator[Path]:
     # DVC names a folder by the hash of the JSON of its sorted files
     entries = [{"md5": digest, "relpath": name} for name, digest in listed]
     own = hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest() + ".dir"
-    names = [own, *(digest for _, digest in listed)]
-    if all((objects / name[:2] / name[2:]).exists() for name in names):
+    kept = {name: objects / name[:2] / name[2:] for name in (own, *dict(listed).values())}
+    # DVC itself looks at no byte of a cached file that is read-only
+    if all(each.exists() and name.startswith(hash_of(each)) for name, each in kept.items()):
         return
     if any(path.parent == folder for path in files):
         yield folder

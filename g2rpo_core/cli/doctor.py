@@ -99,7 +99,7 @@ def machine() -> Iterator[str]:
 def profiles(only: str | None) -> Iterator[str]:
     """Say what each profile still needs, or only one: in a line those that need the same."""
     alike: dict[str, list[str]] = {}
-    names = [only] if only else sorted(path.stem for path in Path("profiles").glob("*.yaml"))
+    names = [only] if only else sorted(path.stem for path in Path("profiles").glob("[!.]*.yaml"))
     for name in names:
         loaded, wrong = attempt(partial(load_profile, profile_path(name)))
         lacking = [*missing(name, loaded)] if loaded else wrong

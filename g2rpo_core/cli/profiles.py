@@ -18,7 +18,7 @@ WIDTH = 130
 
 def list_profiles() -> None:
     """Print each profile with the first sentence of its comment."""
-    for path in sorted(Path("profiles").glob("*.yaml")):
+    for path in sorted(Path("profiles").glob("[!.]*.yaml")):
         try:
             lines = read_text(path).splitlines()
         except UserError as error:  # still list the others

@@ -12,6 +12,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
+from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ MOST_VALUES = 100_000  # in a YAML file; repeats by anchors count each time
 DEEPEST = 50  # nested mappings and lists
 LARGEST = 2**64  # whole numbers are less, as seeds are
 LONGEST = 300  # characters of a library's own message
+# What editors, file managers and file systems leave beside files, as in .dvcignore: no content
+LEFT = (
+    *("#*#", ".#*", "*~", "*.swp", "*.swo", ".*.sw[a-n]", "*.kate-swp", "*___jb_???___"),
+    *(".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".directory", ".~lock.*#"),
+    *(".goutputstream-*", ".nfs*", ".fuse_hidden*", ".ipynb_checkpoints"),
+)
 
 
 def existing(path: Path) -> Path:
@@ -38,6 +45,13 @@ def existing(path: Path) -> Path:
     if not path.exists():
         raise UserError(complaint(path, "does not exist"))
     return path
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the path within `folder` of each file below it, sorted, but of those in `LEFT`."""
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    left = lambda name: any(fnmatchcase(part, each) for part in name.parts for each in LEFT)
+    return sorted(name.as_posix() for name in names if not left(name))
 
 
 @contextmanager
@@ -235,30 +249,36 @@ def read_json(path: Path, of: type | None = None) -> Any:
 def read_yaml(path: Path) -> Any:
     """Return the plain values of a YAML 1.2 file; UserError for values that are not plain data.
 
-    It names up to MANY, see `complaints`.
+    It names up to MANY, see `complaints`. The parser is that of DVC 3.67 (dvc.utils.serialize),
+    libyaml by ruamel.yaml: what DVC would refuse later ends here, and both have equal values.
     """
     return parsed_yaml(read_text(path), path)
 
 
 def read_yaml_with_lines(path: Path) -> tuple[Any, dict[str, int]]:
-    """Return the same and the line of each leaf by its dotted key."""
+    """Return the same and the line of each leaf by its dotted key.
+
+    By the parser of ruamel.yaml, which takes "a:b" without quotes between braces: a profile, of
+    which DVC reads no value.
+    """
     text = read_text(path)
-    data = parsed_yaml(text, path)
+    data = parsed_yaml(text, path, pure=True)
     node = YAML(typ="safe", pure=True).compose(text)
     return data, dict(_lines(node)) if isinstance(data, dict) else {}
 
 
-def parsed_yaml(text: str, path: Path) -> Any:
-    """Return the same from a file's text."""
+def parsed_yaml(text: str, path: Path, pure: bool = False) -> Any:
+    """Return the same from a file's text; pure: by which parser."""
     try:
-        data = YAML(typ="safe", pure=True).load(text)
+        data = YAML(typ="safe", pure=pure).load(text)
     # The last ones are of values, such as a date of month 13
     except (
         *(YAMLError, RecursionError),
         *(ValueError, TypeError, AttributeError, LookupError, AssertionError),
     ) as error:
         what = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
-        raise UserError(complaint(path, f"not YAML: {what[:LONGEST]}")) from None
+        quotes = " (put a text with : or ? in quotes)" if "expected" in what else ""
+        raise UserError(complaint(path, f"not YAML: {what[:LONGEST]}{quotes}")) from None
     if problems := complaints(data):
         raise UserError(complaint(path, in_one_line(problems)))
     return data

@@ -16,6 +16,7 @@ from typing import Any
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import (
     complaint,
+    files_in,
     in_one_line,
     read_json,
     reading,
@@ -121,10 +122,3 @@ def read_sealed(file: Path) -> Any:
 
 def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-def files_in(folder: Path) -> list[str]:
-    """Return the path within `folder` of each file below it, sorted."""
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-    )

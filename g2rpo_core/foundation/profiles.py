@@ -116,7 +116,7 @@ def leaves(data: Mapping, prefix: str = "") -> dict[str, object]:
 def _read(path: Path) -> tuple[dict, dict[str, str]]:
     """Return a YAML file's data, and `file:line` of each of its leaves."""
     if not path.exists():
-        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
+        known = sorted(file.stem for file in path.parent.glob("[!.]*.yaml"))
         raise UserError(
             f"{path}: no such profile; there are {', '.join(known) or 'none in that folder'}"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from g2rpo_core.foundation.errors import UserError
-from g2rpo_core.foundation.files import complaint, parsed_yaml, read_text
+from g2rpo_core.foundation.files import complaint, files_in, parsed_yaml, read_text
 
 TRAINING_RECORDS = "records.parquet"  # in a run's folder: its training, iteration by iteration
 HELDOUT_CURVE = "curve.json"  # in a run's folder: its held-out rewards
@@ -97,19 +97,14 @@ def check_one_kind(folder: Path) -> None:
         )
 
 
-def hash_of_folder(folder: Path) -> str:
-    """Return the hash of a folder's content as DVC's lock has it."""
-    files = sorted(
-        (file.relative_to(folder).as_posix(), file) for file in folder.rglob("*") if file.is_file()
-    )
-    entries = [
-        {"md5": hashlib.file_digest(file.open("rb"), "md5").hexdigest(), "relpath": name}
-        for name, file in files
-    ]
-    return (
-        hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
-        + ".dir"
-    )
+def hash_of(path: Path) -> str:
+    """Return the hash of a file's or a folder's content as DVC's lock has it."""
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "md5").hexdigest()
+    entries = [{"md5": hash_of(path / name), "relpath": name} for name in files_in(path)]
+    listing = json.dumps(entries, sort_keys=True).encode()
+    return hashlib.md5(listing, usedforsecurity=False).hexdigest() + ".dir"
 
 
 def read_lock(path: Path) -> dict[str, dict]:

@@ -38,8 +38,8 @@ from huggingface_hub.utils import DEFAULT_IGNORE_PATTERNS, filter_repo_objects
 from huggingface_hub.utils.sha import git_hash
 
 from g2rpo_core.foundation.errors import TransientError, UserError, attempt
-from g2rpo_core.foundation.files import is_full, read_json, what_lacks, write_json
-from g2rpo_core.foundation.manifest import describe_files, files_in
+from g2rpo_core.foundation.files import files_in, is_full, read_json, what_lacks, write_json
+from g2rpo_core.foundation.manifest import describe_files
 from g2rpo_core.foundation.texts import echo
 from g2rpo_core.hub.model_store import safe_folder
 from g2rpo_core.hub.pickled import convert_pickles, has_weights_alone

@@ -9,8 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from g2rpo_core.foundation.errors import attempt
+from g2rpo_core.foundation.files import files_in
 from g2rpo_core.foundation.manifest import read_sealed, sha256, write_sealed
-from g2rpo_core.foundation.runs import hash_of_folder
+from g2rpo_core.foundation.runs import hash_of
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.foundation.texts import echo
 
@@ -46,7 +47,7 @@ def reuse(key: str, output: Path) -> bool:
     linked = there.with_name(f".{there.name}.linked")
     shutil.rmtree(linked, ignore_errors=True)
     shutil.copytree(source.resolve(), linked, copy_function=link)
-    if hash_of_folder(linked) != about["hash"]:
+    if hash_of(linked) != about["hash"]:
         shutil.rmtree(linked)
         return False
     shutil.rmtree(there, ignore_errors=True)
@@ -57,12 +58,12 @@ def reuse(key: str, output: Path) -> bool:
 
 def note(key: str, output: Path) -> None:
     """Note that `output` is what was made under this key, for `reuse`."""
-    write_sealed(MADE / f"{key}.json", {"folder": str(output), "hash": hash_of_folder(output)})
+    write_sealed(MADE / f"{key}.json", {"folder": str(output), "hash": hash_of(output)})
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a folder, or a file itself."""
-    return sorted(file for file in (path, *path.rglob("*")) if file.is_file())
+    """Return the files of a folder, as `files_in`, or a file itself."""
+    return [path] if path.is_file() else sorted(path / name for name in files_in(path))
 
 
 def link(source: str, target: str) -> None:

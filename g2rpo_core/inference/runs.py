@@ -13,7 +13,7 @@ from g2rpo_core.foundation.runs import (
     BASE,
     TRAINING_RECORDS,
     check_one_kind,
-    hash_of_folder,
+    hash_of,
     is_base,
     read_lock,
     start_of,
@@ -59,7 +59,7 @@ class Place:
         stages = read_lock(lock) if lock.exists() else {}
         evaluated = stages.get(f"evaluate@{self.folder.name}", {}).get("deps", [])
         if known := [dep["md5"] for dep in evaluated if dep["path"] == path]:
-            return known == [hash_of_folder(self.folder)]
+            return known == [hash_of(self.folder)]
         return records.exists() and records.stat().st_mtime <= results.stat().st_mtime
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from g2rpo_core.foundation.errors import attempt
+from g2rpo_core.foundation.files import files_in
 from g2rpo_core.foundation.manifest import read_sealed, write_sealed
 
 FOLDER = Path(".cache", "traced")
@@ -38,6 +39,7 @@ def kept(
 def _identity(*packages: str) -> tuple[str, ...]:
     """Return the hash of the code that traces, and the versions of what it traces."""
     core = Path(__file__).resolve().parent.parent
-    files = sorted(file for name in packages for file in (core / name).rglob("*.py"))
-    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    files = [core / name / file for name in packages for file in files_in(core / name)]
+    read = (file.read_bytes() for file in files if file.suffix == ".py")
+    code = hashlib.sha256(b"".join(read)).hexdigest()
     return code, *(version(package) for package in PACKAGES)

@@ -18,7 +18,7 @@ from diffusers import FluxTransformer2DModel
 from ruamel.yaml import YAML
 
 from g2rpo_core.foundation.manifest import describe_files
-from g2rpo_core.foundation.runs import hash_of_folder
+from g2rpo_core.foundation.runs import hash_of
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import link_made
@@ -173,13 +173,13 @@ def test_a_finished_run_that_dvc_did_not_take_is_not_trained_again(folder, monke
     trained, scored = folder / "runs" / "one" / "g2rpo-5", folder / "scored.txt"
     monkeypatch.setenv("DVC_STAGE", "train@g2rpo-5")
     run_alone(folder, "train", "g2rpo", 5)
-    whole, asked = hash_of_folder(trained), scored.read_text()
+    whole, asked = hash_of(trained), scored.read_text()
     shutil.rmtree(trained)
     run_alone(folder, "train", "g2rpo", 5)
-    assert hash_of_folder(trained) == whole and scored.read_text() == asked
+    assert hash_of(trained) == whole and scored.read_text() == asked
     run_alone(folder, "evaluate", "g2rpo", 5)
     (kept,) = (folder / ".cache/resume/train/one/g2rpo-5").glob("*")  # for a longer run
-    assert len(list(kept.glob("iteration-*"))) == 1 and hash_of_folder(trained) == whole
+    assert len(list(kept.glob("iteration-*"))) == 1 and hash_of(trained) == whole
 
 
 def test_one_process_that_fails_ends_all_with_its_own_error_and_status(folder):

@@ -13,7 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.foundation.runs import hash_of_folder
+from g2rpo_core.foundation.runs import hash_of
 from tests.fixtures.commands import run_here
 from tests.fixtures.projects import git, seconds_checkout, todo
 
@@ -112,9 +112,7 @@ def test_another_profile_or_setting_and_back_runs_nothing_again(project):
     """No weights are lost either: DVC keeps what each profile made with each setting."""
     train, cheap = "train@g2rpo-7", {"code", "profile", "report"}  # whose files are in git
     ran = lambda *targets: set(re.findall(RUNNING, dvc(project, "repro", *targets)))
-    made = lambda profile: [
-        hash_of_folder(folder) for folder in sorted(project.glob(f"*/{profile}"))
-    ]
+    made = lambda profile: [hash_of(folder) for folder in sorted(project.glob(f"*/{profile}"))]
     params, profile = project / "params.yaml", project / "profiles" / "mini.yaml"
     seconds, before = params.read_text(), made("seconds")
     # Another profile

@@ -3,13 +3,16 @@ import signal
 from pathlib import Path
 
 import pytest
+from dvc.repo import Repo
 from ruamel.yaml import YAML
 
-from pipeline import reproduce, runner
+from g2rpo_core.foundation.files import LEFT
+from g2rpo_core.foundation.runs import hash_of
+from pipeline import reproduce, runner, todo
 from pipeline.graph import read_graph
 from pipeline.process import GRACE
 from tests.conftest import ROOT
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import refusal, run_here
 from tests.fixtures.errors import refused
 from tests.fixtures.projects import git, init
 
@@ -20,7 +23,7 @@ RUN = YAML(typ="safe", pure=True).load((ROOT / "params.yaml").read_text())
 def project(tmp_path_factory):
     """The project's own graph: dvc.yaml, its parameters and profiles, and no data."""
     folder = tmp_path_factory.mktemp("graph")
-    for name in ("dvc.yaml", "params.yaml"):
+    for name in ("dvc.yaml", "params.yaml", ".dvcignore"):
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / "profiles", folder / "profiles")
     (folder / ".dvc").mkdir()
@@ -99,3 +102,19 @@ def test_reproduce_runs_two_stages_at_a_time_where_there_is_no_gpu(here, monkeyp
     assert done.returncode == 0, done.stderr
     assert {Path(name).read_text() for name in "ab"} == {str(not gpu)}
     assert {log.name for log in Path(".cache", "reproduce").iterdir()} == {"a.log", "b.log"}
+
+
+def test_editors_files_are_no_content_and_a_link_to_nothing_is_one_line(project):
+    folder = project / "profiles"
+    before = hash_of(folder)
+    for name in (".tiny.yaml.swp", ".tiny.yaml.swo", "tiny.yaml~", "#tiny.yaml#", ".DS_Store"):
+        (folder / name).write_text("not yet saved")
+    (folder / ".#tiny.yaml").symlink_to("me@host.1234:1764547200")  # Emacs' lock
+    deps = [dep for stage in Repo().index.stages for dep in stage.deps]
+    assert {before} == {dep.get_hash().value for dep in deps if str(dep) == "profiles"}
+    assert hash_of(folder) == before
+    assert set(LEFT) < set((ROOT / ".dvcignore").read_text().replace("\\", "").split("\n"))
+    (folder / "gone.yaml").symlink_to("nowhere")
+    with refused("profiles/gone.yaml: is a link to nothing: delete it"):
+        read_graph()
+    assert "profiles/gone.yaml: is a link to nothing" in refusal(todo.main, folder=project)

@@ -12,8 +12,9 @@ import torch
 from dvc.repo import Repo
 from safetensors.torch import save_file
 
+from g2rpo_core.foundation.runs import hash_of
 from pipeline import verify
-from tests.fixtures.commands import refusal, run_here
+from tests.fixtures.commands import refusal, run_here, run_module
 from tests.fixtures.projects import git, init
 
 # Each stage copies what it "makes" from made/, of which DVC knows nothing: as from another machine,
@@ -125,3 +126,22 @@ def test_without_dvcs_cache_only_what_git_holds_is_measured(project):
 
 def test_outside_of_a_git_checkout_one_line_says_so(tmp_path):
     assert "no committed dvc.lock to compare with" in refusal(verify.main, folder=tmp_path)
+
+
+def test_what_a_damaged_cache_gave_back_is_different(project):
+    """DVC looks at no byte of a cached file that is read-only, nor at what it restored from it."""
+    file = project / "models" / "config.json"
+    md5 = hash_of(file)
+    cached = project / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]
+    cached.chmod(0o644)
+    cached.write_text('{"layers": 3}')
+    cached.chmod(0o444)
+    remove(project / "models")
+    for words in (["checkout"], ["status"]):
+        done = run_module("dvc", *words, folder=project)
+        assert done.returncode == 0, done.stderr
+    assert "up to date" in done.stdout and "3" in file.read_text()
+    assert verified(project)[1][:-1] == [
+        "different  models",
+        "           config.json: of the committed one only its hash is known here",
+    ]

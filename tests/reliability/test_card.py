@@ -5,7 +5,7 @@ import json
 import pytest
 
 from g2rpo_core.cli.main import main
-from g2rpo_core.foundation.runs import hash_of_folder
+from g2rpo_core.foundation.runs import hash_of
 from tests.fixtures.commands import run_here
 
 pytestmark = pytest.mark.pipeline
@@ -24,7 +24,7 @@ def test_the_card_of_a_run_has_its_scores_until_it_is_trained_again(project):
     base, scores = (json.loads(name.read_text())["verifier"] for name in names)
     assert f"| {base:.4f} | {scores:.4f} |" in text and "| iterations | 2 |" in text
     assert len(list((project / "out-0" / "pictures").iterdir())) == 8 and "No scores" not in text
-    dep = f"{{path: runs/small/g2rpo-1, md5: {hash_of_folder(run)}}}"
+    dep = f"{{path: runs/small/g2rpo-1, md5: {hash_of(run)}}}"
     lock = f"stages: {{evaluate@g2rpo-1: {{deps: [{dep}], outs: []}}}}\n"
     (project / "dvc.lock").write_text(lock)
     assert "No scores" not in card(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from g2rpo_core.foundation.runs import SCRATCH
+from g2rpo_core.foundation.runs import SCRATCH, hash_of
 from pipeline.cached import check_kept
 from pipeline.graph import read_graph
 from pipeline.runner import run_logged
@@ -112,5 +112,17 @@ def test_a_finished_run_that_nothing_else_has_is_not_removed(known, monkeypatch)
             refuses()
     assert hashes(known / "runs") == before
     # Kept as it says
+    dvc(known, "commit", "--force", TRAIN)
+    check_kept(Path("."), TRAIN)
+    # The cached copy counts by its bytes
+    md5 = hash_of(run / "records.parquet")
+    cached = known / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]
+    cached.chmod(0o644)
+    cached.write_bytes(cached.read_bytes()[::-1])
+    cached.chmod(0o444)
+    damaged = rf"whose copy in DVC's cache is damaged \(delete {cached}\)"
+    with refused(f"would remove this finished run, {damaged}: keep it by .*dvc commit -f"):
+        check_kept(Path("."), TRAIN)
+    cached.unlink()
     dvc(known, "commit", "--force", TRAIN)
     check_kept(Path("."), TRAIN)

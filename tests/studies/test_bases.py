@@ -43,7 +43,7 @@ entries:
     training: {{iterations: 1, snapshots: []}}
   second: {{method: mix_grpo, label: The second, training: {{iterations: 1, snapshots: []}}}}
 changes:
-  rewards: {{noise: {{class: "studies.dose.reward:Noise", label: noise}}}}
+  rewards: {{noise: {{class: "studies.dose.reward:Noise", label: "noise?"}}}}
   evaluation:
     diversity: null
     rewards: [hps, clip_score, verifier]
@@ -57,7 +57,7 @@ comparisons: [{{method: first, against: second, role: primary}}]
 @pytest.fixture
 def study(here):
     """A folder with the project's graph and profiles, and a study of profile `tiny`."""
-    for name in ("profiles", "dvc.yaml", "g2rpo_core", "stages"):
+    for name in ("profiles", "dvc.yaml", ".dvcignore", "g2rpo_core", "stages"):
         (here / name).symlink_to(ROOT / name)
     home = here / "studies" / "several"
     home.mkdir(parents=True)
@@ -73,6 +73,9 @@ def study(here):
         ("[0, 2, 5]", "[0, 2]", "several", "needs at least three"),
         ("role: primary", "role: secondary", "several", "one may be primary"),
         ("role: primary", "role: primary, test: exact", "several", "at least 6 bases"),
+        # DVC refuses these
+        ('"studies.dose.reward:Noise"', "a:B", "several", "not YAML: .*line 18, .*in quotes"),
+        ('"noise?"', "noise?", "several", "not YAML: .* line 18, .*in quotes"),
     ],
 )
 def test_what_a_study_over_bases_cannot_ask_is_refused(study, before, after, name, complaint):

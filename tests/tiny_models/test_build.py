@@ -5,7 +5,7 @@ import sys
 import psutil
 import pytest
 
-from g2rpo_core.foundation.runs import hash_of_folder
+from g2rpo_core.foundation.runs import hash_of
 from tests.fixtures.waiting import HUNG, until
 
 BUILD = """
@@ -53,6 +53,6 @@ def test_a_killed_build_leaves_no_process_and_goes_on_with_what_was_whole(tmp_pa
         assert build(name, 1, 1, 2).wait(timeout=HUNG) == 0
     assert of_hps("again") == before != of_hps("at_once")
     assert (
-        hash_of_folder(tmp_path / "again") == hash_of_folder(tmp_path / "at_once")
+        hash_of(tmp_path / "again") == hash_of(tmp_path / "at_once")
         and not (tmp_path / "parts").exists()
     )

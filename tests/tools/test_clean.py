@@ -1,5 +1,6 @@
 """`make clean` in a small DVC project of its own."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -81,11 +82,16 @@ def test_runs_in_no_cache_are_named_and_nothing_is_removed(project):
     file = project / "runs" / "tiny" / "changed-1" / "weights"
     file.unlink()
     file.write_text("trained on")
+    of_kept = b"studies/one/base-2/runs/kept-3"
+    name = hashlib.md5(of_kept).hexdigest()
+    cached = project / ".dvc" / "cache" / "files" / "md5" / name[:2] / name[2:]
+    cached.unlink()
+    cached.write_bytes(of_kept[::-1])
     state = project / ".cache" / "resume" / "train" / "state"
     state.mkdir(parents=True)
     (state / "weights").write_text("half way")
     status, error = clean(project)
-    names = ".cache/resume/train/state, runs/tiny/changed-1"
+    names = ".cache/resume/train/state, runs/tiny/changed-1, studies/one/base-2/runs/kept-3"
     assert status == 2 and error[0].startswith(f"error: runs in no cache: {names}; nothing was")
     assert left(project) == MADE
     assert clean(project, CONFIRM="1") == (0, []) and left(project) == []
