@@ -4,22 +4,26 @@ Flow-GRPO (flow_grpo/ocr.py) knows "" alone; marks of other languages count as w
 single straight mark does not: it is an apostrophe.
 
 The text is read by RapidOCR, whose models come with the package, so nothing is downloaded;
-Flow-GRPO reads with PaddleOCR. Spaces and case do not count. The score is 1 - min(D, L) / L: D is
-the edit distance between what is read and the text of L characters, and 0 if the text is part of
-what is read.
+Flow-GRPO reads with PaddleOCR. Spaces and case do not count, nor the forms of a character that
+look alike (`written`). The score is 1 - min(D, L) / L: D is the edit distance between what is read
+and the text of L characters, and 0 if the text is part of what is read. Of texts in ASCII it is
+Flow-GRPO's.
 """
 
 import math
 import re
 import threading
+import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 from pydantic import Field
 
 from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.settings import Count
+from g2rpo_core.foundation.texts import IGNORABLE
 from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import limits
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
@@ -54,6 +58,11 @@ QUOTED = re.compile(
         for mark, closing in QUOTES.items()
     )
 )
+# The reader (rapidocr 3.10.0, PP-OCRv6) writes some of these as others
+ALIKE = str.maketrans(
+    dict.fromkeys("‘’ʼ′", "'") | dict.fromkeys("“”″", '"') | dict.fromkeys("‐‑‒–—―−", "-")
+)
+DOTS = re.compile(r"\.{2,}|…")  # it reads of an ellipsis two dots
 # Channels, height and least width of a line that is recognized; RapidOCR pads to 320, which takes
 # three times as long and reads as well
 SHORTEST = [3, 48, 96]
@@ -61,6 +70,7 @@ SHORTEST = [3, 48, 96]
 # pads only what is wider than 8:1. 3 x 300 pixels took 74 s and 10 GB
 HIGHEST = 8
 Read = Callable[[torch.Tensor], str]
+QUIET = {"Global.log_level": "critical"}
 
 
 class OCRSettings(RewardSettings):
@@ -80,15 +90,19 @@ class OCRSettings(RewardSettings):
     threads: Count = Field(4, description="Images read concurrently in each process.")
 
 
-def without_spaces(text: str) -> str:
-    """Return the text in lower case without its spaces."""
-    return "".join(text.split()).lower()
+def written(text: str) -> str:
+    """Return the text in lower case without its spaces, in Unicode's NFKC but for its ellipses.
+
+    There is one form of quotes, apostrophes and dashes (ALIKE).
+    """
+    parts = IGNORABLE.sub("", text).translate(ALIKE).split("…")
+    return "".join("…".join(unicodedata.normalize("NFKC", part) for part in parts).split()).lower()
 
 
 def text_asked(prompt: str) -> str:
-    """Return the first text in `QUOTES`, lower-case, without spaces; ValueError without one."""
+    """Return the first text in `QUOTES`, as `written`; ValueError without one."""
     match = QUOTED.search(prompt)
-    if match is None or not (text := without_spaces(match[match.lastindex or 0])):
+    if match is None or not (text := written(match[match.lastindex or 0])):
         raise ValueError("the prompt has no text in double quotes")
     return text
 
@@ -96,10 +110,14 @@ def text_asked(prompt: str) -> str:
 def similarity(read: str, asked: str) -> float:
     """Return 1 - min(edit distance, length) / length in [0, 1]; 1 if `asked` is part of `read`.
 
-    Neither has spaces or capitals; the length is that of `asked`.
+    Both are as `written`; the length is that of `asked`.
     """
     from rapidfuzz.distance import Levenshtein
 
+    if "…" in asked:
+        read, asked = DOTS.sub("…", read), DOTS.sub("…", asked)
+    else:
+        read = read.replace("…", "...")
     distance = 0 if asked in read else Levenshtein.distance(read, asked)
     return 1 - min(distance, len(asked)) / len(asked)
 
@@ -128,12 +146,33 @@ class OCR(RewardWithReasons):
             self.pool.map(lambda image, reason: "" if reason else self.read(image), pixels, reasons)
         )
         scores = [
-            math.nan if reason else similarity(without_spaces(text), text_asked(prompt))
+            math.nan if reason else similarity(written(text), text_asked(prompt))
             for text, prompt, reason in zip(texts, prompts, reasons)
         ]
         return torch.tensor(scores), [
             reason or f"read {text!r}" for reason, text in zip(reasons, texts)
         ]
+
+    def note(self, prompts: Sequence[str]) -> str | None:
+        """Say which letters of the texts no reader here can write; None if there is none."""
+        asked = [attempt(lambda text=text: text_asked(text), ValueError)[0] for text in prompts]
+        lacking = [set(text) - letters() for text in asked if text]
+        if not any(lacking):
+            return None
+        return (
+            f"cannot read {' '.join(sorted(set().union(*lacking)))}: "
+            f"{sum(map(bool, lacking))} of {len(prompts)} prompts ask for them, "
+            "and none of their images can score 1"
+        )
+
+
+@cache
+def letters() -> frozenset[str]:
+    """Return the characters that the reader can write, as `written`; it knows no others."""
+    from rapidocr import RapidOCR
+
+    reader = RapidOCR(params=QUIET)._load_rec_model()
+    return frozenset(written("".join(reader.session.get_character_list())))
 
 
 def problem_of_prompt(prompt: str) -> str | None:
@@ -160,9 +199,8 @@ def make_reader(settings: OCRSettings) -> Read:
     from rapidocr import RapidOCR
 
     own = threading.local()
-    params = {
+    params = QUIET | {
         "Global.use_det": settings.detect,
-        "Global.log_level": "critical",
         "Global.use_cls": False,
         "Global.text_score": settings.min_confidence,
         "EngineConfig.onnxruntime.intra_op_num_threads": 1,
@@ -176,8 +214,12 @@ def make_reader(settings: OCRSettings) -> Read:
         if not hasattr(own, "recognize"):
             own.recognize = RapidOCR(params=params)
         # blue first, as OpenCV has it
+        lines = own.recognize(image.flip(0).permute(1, 2, 0).contiguous().numpy())
+        # RapidOCR (3.10.0) itself drops lines only where it has detected them
         return "".join(
-            own.recognize(image.flip(0).permute(1, 2, 0).contiguous().numpy()).txts or ()
+            text
+            for text, confidence in zip(lines.txts or (), lines.scores or ())
+            if confidence >= settings.min_confidence
         )
 
     return read

@@ -1,6 +1,7 @@
 """Score images with several rewards, with a reason for each missing score."""
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 
 from g2rpo_core.data.prompts import Prompt, note_longer
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.texts import echo
 from g2rpo_core.rewards.preprocess import Images
 from g2rpo_core.rewards.spec import Reward, RewardWithReasons
 
@@ -66,7 +68,7 @@ def score_table(
 
 
 def note_cut(rewards: Mapping[str, Reward], prompts: Iterable[str]) -> None:
-    """Print, for each reward that truncates prompts, how many it cuts, and the longest.
+    """Print for each reward how many prompts it truncates, and the longest; and what it notes.
 
     Call it once, with all prompts of a run.
     """
@@ -74,6 +76,8 @@ def note_cut(rewards: Mapping[str, Reward], prompts: Iterable[str]) -> None:
     for name, reward in rewards.items():
         if tokens := getattr(reward, "tokens", None):
             note_longer(name, list(zip(texts, tokens.counts(texts))), tokens.limit)
+        if note := getattr(reward, "note", lambda prompts: None)(texts):
+            echo(f"note: {name} {note}", file=sys.stderr)
 
 
 def check_missing(name: str, missing: int, total: int, largest: float, reason: str = "") -> None:

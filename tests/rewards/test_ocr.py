@@ -3,13 +3,14 @@
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torchvision.transforms.v2 import functional as TF
 
 from g2rpo_core.rewards import ocr, registry
-from g2rpo_core.rewards.scoring import score_one
+from g2rpo_core.rewards.scoring import note_cut, score_one
 from g2rpo_core.tasks.table import TASKS
 from tests.fixtures.errors import refused
 
@@ -42,7 +43,7 @@ def tensor(image: Image.Image) -> torch.Tensor:
         ("ein Schild »Bitte klingeln«, daneben «Nein»", "bitteklingeln"),
         ("znak „Wyjście”", "wyjście"),
         ("看板「営業中」", "営業中"),
-        ("a mug that says ‘Don’t panic’", "don’tpanic"),
+        ("a mug that says ‘Don’t panic’", "don'tpanic"),
         ("it’s a dog’s bowl, no text", None),
     ],
 )
@@ -60,10 +61,33 @@ def test_the_first_text_in_double_quotes_is_asked_for(prompt, text):
         ("weareopentoday", "open", 1.0),  # part of what is read
         ("opel", "open", 0.75),
         ("daily from nine to five", "open", 0.0),  # the distance is cut at the length
+        ("wait..", "wait...", 1 - 1 / 7),
+        # As the reader writes them
+        ("Joe's", "Joe’s", 1.0),
+        ("20℃", "20°C", 1.0),
+        ("Wait..", "Wait…", 1.0),
+        ("a-b", "a—b", 1.0),
+        ("fine", "ﬁne", 1.0),
     ],
 )
 def test_the_score_is_the_distance_over_the_length_of_the_text(read, asked, score):
-    assert ocr.similarity(read, asked) == score
+    assert ocr.similarity(ocr.written(read), ocr.text_asked(f'"{asked}"')) == score
+
+
+def test_noise_is_no_text_that_is_read_with_confidence(tmp_path):
+    """Without detection, as with it: this noise is read as 和, at a confidence of 0.08."""
+    noise = np.random.default_rng(0).random((512, 512, 3), np.float64).transpose(2, 0, 1)[None]
+    for least, score in ((0.05, 1), (0.5, 0)):
+        settings = {"ocr": {"detect": False, "min_confidence": least}}
+        reward = registry.load(["ocr"], tmp_path, section=settings)["ocr"]
+        assert reward(torch.from_numpy(noise).float(), ['a sign that says "和"']).item() == score
+
+
+def test_letters_that_cannot_be_read_are_named_with_their_prompts(reward, capsys):
+    note_cut({"ocr": reward}, [SIGN, 'a "Привет"', "a sign „¡Hola!“", "no text"])
+    assert "ocr cannot read ¡ в е и п р т: 2 of 4 prompts" in capsys.readouterr().err
+    note_cut({"ocr": reward}, [SIGN, "a cup that says “Joe’s Café, 20 °C…”"])
+    assert not capsys.readouterr().err
 
 
 def test_the_words_of_the_task_are_read_as_one_line_each(tmp_path):
