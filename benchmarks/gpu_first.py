@@ -73,7 +73,7 @@ def make_scorer(size: str, device: torch.device) -> CosineScore:
         )
     model.eval().requires_grad_(False)
     tokenize, side = open_clip.get_tokenizer("ViT-H-14"), model.visual.image_size[0]
-    preprocess = Preprocess(side, "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD, rgb="first")
+    preprocess = Preprocess(side, "pad", OPENAI_DATASET_MEAN, OPENAI_DATASET_STD)
     encode = lambda texts: model.encode_text(tokenize(texts).to(device))
     return CosineScore(model.encode_image, encode, preprocess, device, ScorerSettings())
 

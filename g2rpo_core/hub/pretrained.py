@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
-from safetensors import safe_open
+import torch
+from safetensors.torch import load_file
 
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading, whole
@@ -12,6 +14,9 @@ from g2rpo_core.foundation.files import complaint, in_one_line, read_json, readi
 # Named in files, and used by no model here: an index that older versions saved, and the word head
 # of an encoder
 UNUSED = ("relative_position_index", "lm_head.weight")
+# Ends of the names of whole numbers in models and LoRAs: places, what was counted, factors
+WHOLE = ("_ids", "_index", "_tracked", "alpha")
+TOKENIZER = "tokenizer.json"  # a whole tokenizer
 
 
 def refuse_quantized(config: Path, what: str) -> None:
@@ -24,22 +29,52 @@ def refuse_quantized(config: Path, what: str) -> None:
 
 
 def refuse_integers(files: Iterable[Path]) -> None:
-    """Raise a UserError for a weight or bias that is stored as integers, or as truth values.
-
-    Names and shapes can be a model's own, but the numbers are codes of another one's.
-    """
+    """Raise a UserError for the first weight that is stored as integers, or as truth values."""
     for file in files:
-        with reading(whole(file)), safe_open(file, "pt") as opened:
-            dtypes = {
-                name: opened.get_slice(name).get_dtype()
-                for name in opened.keys()  # noqa: SIM118 - not iterable itself
-            }
-        for name, dtype in dtypes.items():
-            if name.endswith(("weight", "bias")) and not dtype.startswith(("F", "BF")):
+        read_weights(file)
+
+
+def only_file(folder: Path, name: str) -> Path:
+    """Return the one file of weights of this name, .pt or .safetensors; UserError without it."""
+    found = [*folder.glob(f"{name}.*")]
+    if len(found) != 1:
+        raise UserError(
+            complaint(folder, f"has {len(found)} files {name}.pt or .safetensors; need one")
+        )
+    return found[0]
+
+
+def read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """Read weights, .safetensors or pickled without code, onto the CPU, each when it is used.
+
+    Those of a training are its `state_dict`. UserError for numbers that are not floating-point:
+    names and shapes can be a model's own, but they are codes of another one's weights.
+    """
+    with reading(whole(file)):
+        if file.suffix == ".safetensors":
+            read = load_file(file)
+        else:
+            read = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
+        weights = read.get("state_dict", read)
+        for name, value in weights.items():
+            if not value.is_floating_point() and not name.endswith(WHOLE):
                 raise UserError(
-                    f"{file}: {name} is {dtype.replace('U', 'uint').replace('I', 'int').lower()}, "
-                    "and weights are floating-point numbers: take those before quantization"
+                    f"{file}: {name} is {str(value.dtype).removeprefix('torch.')}, and weights are "
+                    "floating-point numbers: take those before quantization"
                 )
+    return weights
+
+
+def with_vocabulary(loaded: Any, folder: Path) -> Any:
+    """Return a tokenizer, or what has one; UserError if its vocabulary is not in the folder.
+
+    transformers (5.23.0) makes up one of a few special words then, and every prompt is unknown.
+    """
+    files = getattr(loaded, "tokenizer", loaded).vocab_files_names.values()
+    ways = [[TOKENIZER], [name for name in files if name != TOKENIZER] or [TOKENIZER]]
+    if not any(all((folder / name).exists() for name in names) for names in ways):
+        raise UserError(complaint(folder, f"lacks {', or '.join(map(in_one_line, ways))}"))
+    return loaded
 
 
 def load_whole(kind: Any, folder: Path, **options: object) -> Any:
@@ -50,7 +85,8 @@ def load_whole(kind: Any, folder: Path, **options: object) -> Any:
     """
     refuse_quantized(folder / "config.json", str(folder))
     # Without those of a variant, which are not read
-    refuse_integers(file for file in folder.glob("*.safetensors") if "." not in file.stem)
+    files = (*folder.glob("*.safetensors"), *folder.glob("*pytorch_model*.bin"))
+    refuse_integers(file for file in files if "." not in file.stem)
     with reading(folder):
         model, info = kind.from_pretrained(
             folder, output_loading_info=True, ignore_mismatched_sizes=True, **options

@@ -54,8 +54,12 @@ def pair(folder: Path, prompts: Path | None) -> pd.DataFrame:
         raise UserError(f"{folder}: no such folder")
     if not (every := images_in(folder)):
         raise UserError(f"{folder}: holds no image ({', '.join(SUFFIXES)})")
-    if bad := [visible(file) for file in every if unprintable(file)]:
-        raise UserError(f"{folder}: {in_one_line(bad)}: the name is not UTF-8: rename it")
+    bad = [f"{visible(file)} has {char!a}" for file in every if (char := unprintable(file))]
+    if bad:
+        raise UserError(
+            f"{folder}: {in_one_line(bad)}: a name must be UTF-8 without control characters: "
+            "rename it"
+        )
     if source := prompts or list_in(folder):
         rows = _rows_of_list(folder, source, every)
     else:

@@ -117,7 +117,7 @@ def embed_image(file: Path, page: Path) -> dict[str, str | None]:
     """
     with reading(whole(file)):
         data = file.read_bytes()
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
             small = image.convert("RGB")
     if max(small.size) <= LARGE:
         return {"source": _uri("png", data), "link": None}

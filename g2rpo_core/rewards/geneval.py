@@ -21,7 +21,7 @@ from pydantic import Field
 
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.settings import Count
-from g2rpo_core.hub.pretrained import load_whole
+from g2rpo_core.hub.pretrained import load_whole, with_vocabulary
 from g2rpo_core.rewards import geneval_rule as rule
 from g2rpo_core.rewards.preprocess import (
     OPENAI_MEAN,
@@ -213,9 +213,11 @@ class Colors:
             transformers.CLIPModel, folder, dtype=torch.float32, local_files_only=True
         )
         self.model.eval().requires_grad_(False).to(device)
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer = with_vocabulary(
+            transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True), folder
+        )
         size = self.model.config.vision_config.image_size
-        self.preprocess = Preprocess(size, "crop", OPENAI_MEAN, OPENAI_STD, rgb="first")
+        self.preprocess = Preprocess(size, "crop", OPENAI_MEAN, OPENAI_STD)
         self.device = device
         self._texts: dict[str, torch.Tensor] = {}
 

@@ -19,7 +19,7 @@ from torch import nn
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.hub.model_store import ModelStore
-from g2rpo_core.rewards import packages
+from g2rpo_core.hub.pretrained import read_weights, with_vocabulary
 from g2rpo_core.rewards.plain_text import plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
@@ -213,7 +213,9 @@ def encode(processor, images: Images, prompts: Sequence[str], pixels: int):
 
 def read_processor(folder: Path):
     """Read the processor of `Qwen/Qwen2-VL-7B-Instruct` and add TOKEN; return it and TOKEN's id."""
-    processor = transformers.AutoProcessor.from_pretrained(folder, local_files_only=True)
+    processor = with_vocabulary(
+        transformers.AutoProcessor.from_pretrained(folder, local_files_only=True), folder
+    )
     processor.tokenizer.add_tokens([TOKEN], special_tokens=True)
     return processor, processor.tokenizer.convert_tokens_to_ids(TOKEN)
 
@@ -235,7 +237,7 @@ def hpsv3(
     processor, token = read_processor(base)
     try:
         model = from_checkpoint(
-            packages.read_weights(folder / "HPSv3.safetensors"),
+            read_weights(folder / "HPSv3.safetensors"),
             config,
             token,
             settings.dtype,

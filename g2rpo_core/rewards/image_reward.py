@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import nn
 
 from g2rpo_core.hub.model_store import ModelStore
+from g2rpo_core.hub.pretrained import only_file, read_weights, with_vocabulary
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.plain_text import control_words, plain
 from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs
@@ -170,7 +171,7 @@ class ImageReward:
             lambda texts: [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids],
         )
         size = model.vision.config.image_size
-        self.preprocess = Preprocess(size, "crop", OPENAI_MEAN, OPENAI_STD, rgb="last")
+        self.preprocess = Preprocess(size, "crop", OPENAI_MEAN, OPENAI_STD)
 
     @torch.no_grad()
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
@@ -207,13 +208,12 @@ def image_reward(
     It has `ImageReward` (.pt or .safetensors) and `med_config.json`. tokenizer: the folder of
     `bert-base-uncased`'s.
     """
-    (file,) = folder.glob("ImageReward.*")
     model = from_checkpoint(
-        packages.read_weights(file), json.loads((folder / "med_config.json").read_text())
+        read_weights(only_file(folder, "ImageReward")),
+        json.loads((folder / "med_config.json").read_text()),
     )
-    return ImageReward(
-        model, transformers.AutoTokenizer.from_pretrained(tokenizer), device, settings
-    )
+    words = with_vocabulary(transformers.AutoTokenizer.from_pretrained(tokenizer), tokenizer)
+    return ImageReward(model, words, device, settings)
 
 
 def _build(models: ModelStore, device: torch.device, settings: ImageRewardSettings) -> Reward:

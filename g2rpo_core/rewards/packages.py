@@ -21,9 +21,9 @@ from unittest.mock import patch
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import load_file
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.hub.pretrained import only_file, read_weights, with_vocabulary
 from g2rpo_core.rewards.plain_text import COMMON, plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, pil_images
 from g2rpo_core.rewards.spec import Reward
@@ -95,15 +95,12 @@ def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
     model, _, preprocess = create_model_and_transforms(
         architecture.removesuffix(".json"), light_augmentation=True, aug_cfg={}, output_dict=True
     )
-    (file,) = folder.glob("HPS_v2.1_compressed.*")
-    weights = read_weights(file)
-    model.load_state_dict(weights.get("state_dict", weights))
+    model.load_state_dict(read_weights(only_file(folder, "HPS_v2.1_compressed")))
     model.eval().to(device)
     length, (side, _) = len(model.positional_embedding), model.visual.image_size
 
     @torch.no_grad()
     def score(prompt: str, image: Image.Image) -> float:
-        image = image.convert("RGB")  # it fails on a fourth channel
         if max(image.size) == side:  # it pads only what it has resized
             left, top = ((side - edge) // 2 for edge in image.size)
             image = image.crop((-left, -top, side - left, side - top))
@@ -115,10 +112,10 @@ def hpsv2(folder: Path, architecture: str, device: torch.device) -> Score:
 
 def image_reward(folder: Path, tokenizer: Path, device: torch.device) -> Score:
     """Load ImageReward.score, asked about one image at a time."""
-    weights = read_weights(*folder.glob("ImageReward.*"))
+    weights = read_weights(only_file(folder, "ImageReward"))
     model = image_reward_model(
         folder / "med_config.json",
-        transformers.AutoTokenizer.from_pretrained(tokenizer),
+        with_vocabulary(transformers.AutoTokenizer.from_pretrained(tokenizer), tokenizer),
         image_tower(weights),
         weights["mlp.layers.0.weight"].shape[1],
     )
@@ -171,10 +168,3 @@ def image_reward_model(med_config: Path, tokenizer, vision: dict, hidden: int):
     model.mlp = MLP(hidden)
     model.preprocess = _transform(vision["img_size"])
     return model.eval()
-
-
-def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """Read a checkpoint, .safetensors or pickled without code, onto the CPU."""
-    if file.suffix == ".safetensors":
-        return load_file(file)
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=True)

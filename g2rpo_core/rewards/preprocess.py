@@ -1,15 +1,16 @@
 """Read images and turn them into model inputs, in the way of each published scorer.
 
-The score depends on it. What is transparent is laid on white first, for every reward (`opaque`). Of
-the published scorers PickScore does so; the others drop the alpha channel, and score what nobody
-sees.
+The score depends on it. Every image becomes RGB first, what is transparent on white (`opaque`). The
+published CLIP Score and ImageReward convert last, and Pillow (12.3.0) resizes palettes and black
+and white by the nearest pixel, whatever is asked: their score of a palette is not that of its
+pixels. All but PickScore drop the alpha channel, and score what nobody sees.
 
-| reward | fits by | resamples | converts to RGB |
-|---|---|---|---|
-| HPS-v2.1 | longest side, padded with black | the float tensor, nothing clamped | first |
-| CLIP Score | both sides, aspect lost | PIL, rounded to 8 bits | last |
-| PickScore | shortest side, centre cropped | PIL, rounded to 8 bits | first |
-| ImageReward | shortest side, centre cropped | PIL, rounded to 8 bits | last |
+| reward | fits by | resamples |
+|---|---|---|
+| HPS-v2.1 | longest side, padded with black | the float tensor, nothing clamped |
+| CLIP Score | both sides, aspect lost | PIL, rounded to 8 bits |
+| PickScore | shortest side, centre cropped | PIL, rounded to 8 bits |
+| ImageReward | shortest side, centre cropped | PIL, rounded to 8 bits |
 
 A tensor is resampled as a tensor (bicubic with antialiasing, as PIL's), so it differs from a PIL
 image by PIL's rounding alone.
@@ -37,6 +38,8 @@ from g2rpo_core.rewards.limits import problem_of_image
 # Of CLIP's images
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+# Of image files, whatever their names say. Pillow has Ghostscript run one of PostScript
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 Images: TypeAlias = torch.Tensor | Sequence[Image.Image]
 
 
@@ -56,8 +59,6 @@ class Preprocess:
     """How an image is fitted into the square; see the table above."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    rgb: Literal["first", "last"]
-    """When an image of another mode becomes RGB: before or after resampling."""
     crop_floor: bool = False
     """How an odd margin is cropped: the smaller half at the top left (transformers), or, if False,
     the even one of the two halves there (torchvision)."""
@@ -72,13 +73,11 @@ class Preprocess:
 
     def _image(self, image: Image.Image) -> torch.Tensor:
         image = opaque(image)
-        if self.rgb != "last":
-            image = image.convert("RGB")
         if self.fit == "pad":
             return self._tensor(_to_tensor(image))
         shape = self._shape(image.height, image.width)
         image = image.resize(shape[::-1], Image.Resampling.BICUBIC)
-        return self._crop(_to_tensor(image.convert("RGB")))
+        return self._crop(_to_tensor(image))
 
     def _tensor(self, images: torch.Tensor) -> torch.Tensor:
 
@@ -130,21 +129,22 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def opaque(image: Image.Image) -> Image.Image:
-    """Return an image as it is seen on white: one with transparency as RGB, any other unchanged."""
-    if not image.has_transparency_data:
-        return image
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    """Return an image as it is seen on white, in RGB."""
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
 
 
 def read_image(path: Path) -> Image.Image:
-    """Read an image file as rewards take it: at most 8 bits a value, transparency on white.
+    """Read an image file as rewards take it: RGB of 8 bits a value, transparency on white.
 
-    UserError if it is no image, damaged, too large or too long, or of a range that is not known.
+    UserError if it is of none of FORMATS, damaged, too large or too long, or of a range or colours
+    that are not known.
     """
     with warnings.catch_warnings(), reading(whole(path)):
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is below
-        image = Image.open(path)
+        image = Image.open(path, formats=FORMATS)
     with image, reading(path):
         if problem := problem_of_image(*image.size):
             raise UserError(complaint(path, problem))
@@ -160,13 +160,13 @@ def eight_bit(images: Images) -> list[torch.Tensor]:
     if isinstance(images, torch.Tensor):
         # one at a time, so that each stays in the processor's cache
         return [image.float().clamp(0, 1).mul_(255).round_().byte().cpu() for image in images]
-    return [transforms().pil_to_tensor(opaque(image).convert("RGB")) for image in images]
+    return [transforms().pil_to_tensor(opaque(image)) for image in images]
 
 
 def pil_images(images: Images) -> list[Image.Image]:
     """Convert images [N, 3, H, W] in [0, 1] to PIL's, rounded to 8 bits as diffusers does.
 
-    PIL images stay as they are, with transparency on white.
+    PIL images become RGB, with transparency on white.
     """
     if not isinstance(images, torch.Tensor):
         return [opaque(image) for image in images]

@@ -16,7 +16,6 @@ from g2rpo_core.rewards.limits import LONGEST_TEXT, MOST_LETTERS
 from g2rpo_core.rewards.preprocess import Images, pil_images
 
 PNG, NPY = "image/png", "application/x-npy"
-PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I;16"}
 LARGEST = torch.finfo(torch.float32).max  # scores are kept as float32
 Sent: TypeAlias = torch.Tensor | Image.Image  # an image, [3, H, W] float32 or PIL
 Scored = tuple[float, str | None]  # a score, or NaN and the reason why there is none
@@ -87,16 +86,13 @@ def parse(schema: type[Message], text: str | bytes | bytearray) -> Message:
 def encode(images: Images, form: Literal["float32", "png"]) -> list[str]:
     """Encode N images as data URLs: tensors [N, 3, H, W] in [0, 1] as `form`, PIL images as PNG.
 
-    PNG is lossless, in the image's own mode. What is transparent is laid on white, as servers would
-    each do in their way. Modes that PNG does not have, such as CMYK, are sent as RGB.
+    PNG is lossless. PIL images are sent as RGB, what is transparent on white, as servers would each
+    do in their way.
     """
     if isinstance(images, torch.Tensor) and form == "float32":
         arrays = images.detach().to("cpu", torch.float32).contiguous().numpy()
         return [_data_url(NPY, partial(np.save, arr=array)) for array in arrays]
-    return [
-        as_png(image if image.mode in PNG_MODES else image.convert("RGB"))
-        for image in pil_images(images)
-    ]
+    return [as_png(image) for image in pil_images(images)]
 
 
 def as_png(image: Image.Image) -> str:

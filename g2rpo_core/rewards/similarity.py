@@ -15,8 +15,9 @@ import transformers
 from pydantic import Field
 
 from g2rpo_core.foundation.errors import UserError
+from g2rpo_core.foundation.files import complaint, in_one_line
 from g2rpo_core.hub.model_store import ModelStore
-from g2rpo_core.hub.pretrained import load_whole
+from g2rpo_core.hub.pretrained import load_whole, only_file, read_weights, with_vocabulary
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.plain_text import control_words, plain
 from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs
@@ -30,6 +31,7 @@ from g2rpo_core.rewards.spec import (
 )
 
 DEFAULT = ScorerSettings()
+OPEN_CLIP = "open_clip_pytorch_model.bin"  # as open_clip finds weights
 MOST_TEXTS = 2**14  # encoded prompts that are kept; 64 MiB with a ViT-H-14
 
 
@@ -105,6 +107,27 @@ def make_open_clip_score(
     )
 
 
+def _open_clip_model(file: Path, name: str, **pretrained: str) -> torch.nn.Module:
+    """Make the model with the weights in a file; UserError if they are not the model's.
+
+    open_clip (3.3.0) interpolates positions of other images or texts, and only logs it.
+    """
+    import open_clip
+
+    model = open_clip.create_model(
+        name, precision="fp32", weights_only=True, require_pretrained=True, **pretrained
+    )
+    own = {key.removeprefix("text."): value.shape for key, value in model.state_dict().items()}
+    for key, value in read_weights(file).items():
+        key = key.removeprefix("module.").removeprefix("text.")
+        if key.endswith("positional_embedding") and own.get(key, value.shape) != value.shape:
+            raise UserError(
+                f"{file}: {key} is {[*value.shape]}, and its architecture has {[*own[key]]}: "
+                "the weights are those of images or texts of another size"
+            )
+    return model
+
+
 def _count_tokens(tokenize, texts: Sequence[str]) -> list[int]:
     """Count the tokens of each text before truncation.
 
@@ -134,12 +157,9 @@ def hps(
 
     if architecture.endswith(".json"):
         open_clip.add_model_config(folder / architecture)
-    name = architecture.removesuffix(".json")
-    (weights,) = folder.glob("HPS_v2.1_compressed.*")
-    model = open_clip.create_model(
-        name, pretrained=str(weights), precision="fp32", weights_only=True
-    )
-    preprocess = Preprocess(model.visual.image_size[0], "pad", OPENAI_MEAN, OPENAI_STD, rgb="first")
+    name, file = architecture.removesuffix(".json"), only_file(folder, "HPS_v2.1_compressed")
+    model = _open_clip_model(file, name, pretrained=str(file))
+    preprocess = Preprocess(model.visual.image_size[0], "pad", OPENAI_MEAN, OPENAI_STD)
     return make_open_clip_score(model, open_clip.get_tokenizer(name), preprocess, device, settings)
 
 
@@ -169,10 +189,19 @@ def clip_score(
 ) -> CosineScore:
     """Load CLIP Score from a folder like `apple/DFN5B-CLIP-ViT-H-14`.
 
-    It has `open_clip_config.json` and weights.
+    It has `open_clip_config.json` and weights. UserError if they have a name that open_clip does
+    not look for, because it (3.3.0) goes on with random ones.
     """
     import open_clip
+    from open_clip.factory import _find_checkpoint_in_dir
 
+    if not (file := _find_checkpoint_in_dir(folder)):
+        there = in_one_line(sorted(each.name for each in folder.iterdir()))
+        raise UserError(
+            complaint(
+                folder, f"has no weights that open_clip finds, only {there}: name them {OPEN_CLIP}"
+            )
+        )
     name = f"local-dir:{folder}"
     config = json.loads((folder / "open_clip_config.json").read_text())["preprocess_cfg"]
     how = (config.get("resize_mode", "shortest"), config.get("interpolation", "bicubic"))
@@ -185,15 +214,16 @@ def clip_score(
             f"{folder}: open_clip_config.json asks for {how[0]}, {how[1]}; "
             "clip_score knows squash and shortest, bicubic"
         )
-    model = open_clip.create_model(name, precision="fp32", weights_only=True)
+    model, tokenize = _open_clip_model(Path(file), name), open_clip.get_tokenizer(name)
+    if hasattr(tokenize, "tokenizer"):
+        with_vocabulary(tokenize, folder)
     preprocess = Preprocess(
         model.visual.image_size[0],
         fits[how],
         tuple(config["mean"]),
         tuple(config["std"]),
-        rgb="last",
     )
-    return make_open_clip_score(model, open_clip.get_tokenizer(name), preprocess, device, settings)
+    return make_open_clip_score(model, tokenize, preprocess, device, settings)
 
 
 CLIP_SCORE = RewardSpec(
@@ -218,7 +248,7 @@ def pickscore(
     # Before rounding: in bfloat16 it would be off by a hundredth
     scale = model.logit_scale.exp().item() / 100
     model.to(device, getattr(torch, settings.dtype))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(processor)
+    tokenizer = with_vocabulary(transformers.AutoTokenizer.from_pretrained(processor), processor)
     config = json.loads((processor / "preprocessor_config.json").read_text())
     length, words = model.config.text_config.max_position_embeddings, control_words(tokenizer)
 
@@ -240,7 +270,6 @@ def pickscore(
             "crop",
             tuple(config["image_mean"]),
             tuple(config["image_std"]),
-            rgb="first",
             crop_floor=True,
         ),
         device,

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
-from g2rpo_core.hub.pretrained import load_whole
+from g2rpo_core.hub.pretrained import load_whole, with_vocabulary
 from g2rpo_core.rewards.limits import LONGEST_TEXT
 from g2rpo_core.rewards.plain_text import COMMON, control_words, plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
@@ -196,7 +196,9 @@ class InProcess:
             device_map=device,
         )
         self.model.eval().requires_grad_(False).to(device)
-        self.processor = transformers.AutoProcessor.from_pretrained(folder, local_files_only=True)
+        self.processor = with_vocabulary(
+            transformers.AutoProcessor.from_pretrained(folder, local_files_only=True), folder
+        )
         self.processor.tokenizer.padding_side = "left"
         self.words = control_words_of(self.processor)
         self.micro_batch, self.max_new_tokens = micro_batch, max_new_tokens

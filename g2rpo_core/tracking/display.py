@@ -184,7 +184,7 @@ class Display:
                 "samples",
                 "samples: the base, and now",
                 iteration,
-                [Image.open(base), now] if base.exists() else [now],
+                [Image.open(base, formats=["PNG"]), now] if base.exists() else [now],
             )
 
     def _show(self, name: str, title: str, iteration: int, rows: list[Image.Image]) -> None:

@@ -1,5 +1,6 @@
 """Which prompt is whose in a folder of images, and which images can be scored."""
 
+import os
 import re
 
 import numpy as np
@@ -82,6 +83,23 @@ def test_a_list_that_does_not_fit_is_refused_by_name(tmp_path, name, text, messa
         pair(folder, tmp_path / name)
 
 
+def test_an_image_file_starts_no_program(tmp_path, monkeypatch):
+    """Pillow has Ghostscript draw PostScript, whatever the file's name."""
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "x.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
+    with refused(r"x.png: cannot be read: .*\(cannot identify image file"):
+        read_image(tmp_path / "x.png")
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_name_with_a_control_character_is_shown_with_it(tmp_path):
+    with refused(r"b\\nc.png has '\\n': a name must be UTF-8 without control characters"):
+        pair(images(tmp_path, "b\nc.png"), None)
+
+
 def test_what_is_transparent_is_seen_on_white_however_the_file_says_so(tmp_path):
     """By hand, also for a palette."""
     rgba = np.zeros((1, 3, 4), np.uint8)
@@ -120,7 +138,7 @@ def test_sixteen_bits_have_the_range_of_eight(tmp_path):
     ramp = np.linspace(0, 65535, 256).astype(np.uint16)[None].repeat(8, 0)
     Image.fromarray(ramp).save(tmp_path / "ramp.png")
     image = read_image(tmp_path / "ramp.png")
-    assert image.mode == "L" and np.array_equal(np.asarray(image)[0], np.arange(256))
+    assert np.array_equal(np.asarray(image)[0, :, 0], np.arange(256))
     Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "float.tiff")
     with refused("float.tiff: is of mode F: floating-point numbers, whose black and white are"):
         read_image(tmp_path / "float.tiff")

@@ -14,6 +14,7 @@ import torch
 from torchvision.transforms.v2 import functional as TF
 from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
 
+from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import registry as rewards
 from g2rpo_core.rewards.scoring import note_cut
 from g2rpo_core.rewards.similarity import clip_score
@@ -77,6 +78,58 @@ def test_bfloat16_is_close_and_its_scores_are_float32(models, scorers, name, lar
     )
     assert scores.dtype == torch.float32 and scorer.dtype == torch.bfloat16
     assert 1e-6 < (scores - exact).abs().max() < largest
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "CMYK"])
+def test_the_same_pixels_have_one_score_whatever_the_mode_of_their_file(scorer, mode):
+    image = IMAGES["square"].convert(mode)
+    assert scorer([image], PROMPTS[:1]).equal(scorer([image.convert("RGB")], PROMPTS[:1]))
+
+
+def as_integers(file: Path) -> None:
+    weights = torch.load(file)
+    weights.get("state_dict", weights).update(logit_scale=torch.tensor(4))
+    torch.save(weights, file)
+
+
+def of_other_texts(file: Path) -> None:
+    weights = torch.load(file)
+    torch.save(weights | {"positional_embedding": weights["positional_embedding"][1:]}, file)
+
+
+@pytest.mark.parametrize(
+    "name, file, change, said",
+    [
+        (
+            "clip_score",
+            "open_clip_pytorch_model.bin",
+            lambda file: file.rename(file.with_name("epoch_32.pt")),
+            "no weights that open_clip finds, only epoch_32.pt.*: name them open_clip_pytorch",
+        ),
+        (
+            "clip_score",
+            "open_clip_pytorch_model.bin",
+            of_other_texts,
+            r"positional_embedding is \[15, 64\], and its architecture has \[16, 64\]",
+        ),
+        ("clip_score", "open_clip_pytorch_model.bin", as_integers, "logit_scale is int64"),
+        ("hps", "HPS_v2.1_compressed.pt", as_integers, "logit_scale is int64"),
+        ("hps", "HPS_v2.1_compressed.pt", Path.unlink, "has 0 files HPS_v2.1_compressed.pt"),
+        ("image_reward", "ImageReward.pt", as_integers, "logit_scale is int64"),
+        ("pickscore_processor", "tokenizer.json", Path.unlink, "or vocab.json; merges.txt$"),
+        ("image_reward_tokenizer", "tokenizer.json", Path.unlink, "json, or vocab.txt$"),
+    ],
+)
+def test_what_a_library_would_make_up_is_refused_by_name(
+    models, tmp_path, name, file, change, said
+):
+    """Random weights, positions between others, codes as weights, a vocabulary of a few words."""
+    store = ModelStore(shutil.copytree(models, tmp_path / "models"))
+    change(store.root / name / file)
+    store.folder = lambda each: store.root / each  # without its check of hashes
+    spec = rewards.REWARDS[name.partition("_pro")[0].partition("_tok")[0]]
+    with refused(said):
+        spec.build(store, torch.device("cpu"), spec.settings())
 
 
 def test_every_image_needs_a_prompt(scorers):
