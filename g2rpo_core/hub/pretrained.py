@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 import torch
 from safetensors.torch import load_file
 
 from g2rpo_core.foundation.errors import UserError, attempt
 from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading, whole
+from g2rpo_core.hub.pickled import read_pickled
 
 # Named in files, and used by no model here: an index that older versions saved, and the word head
 # of an encoder
@@ -45,17 +45,13 @@ def only_file(folder: Path, name: str) -> Path:
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """Read weights, .safetensors or pickled without code, onto the CPU, each when it is used.
+    """Read weights onto the CPU, those of safetensors when they are used.
 
-    Those of a training are its `state_dict`. UserError for numbers that are not floating-point:
+    UserError for numbers that are not floating-point:
     names and shapes can be a model's own, but they are codes of another one's weights.
     """
     with reading(whole(file)):
-        if file.suffix == ".safetensors":
-            read = load_file(file)
-        else:
-            read = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zipfile(file))
-        weights = read.get("state_dict", read)
+        weights = load_file(file) if file.suffix == ".safetensors" else read_pickled(file)
         for name, value in weights.items():
             if not value.is_floating_point() and not name.endswith(WHOLE):
                 raise UserError(

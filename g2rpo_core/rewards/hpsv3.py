@@ -18,7 +18,6 @@ from torch import nn
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
-from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.hub.pretrained import read_weights, with_vocabulary
 from g2rpo_core.rewards.plain_text import plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
@@ -248,17 +247,15 @@ def hpsv3(
     return HPSv3(model, processor, settings)
 
 
-def _build(models: ModelStore, device: torch.device, settings: HPSv3Settings) -> HPSv3:
-    return hpsv3(models.folder("hpsv3"), models.folder("hpsv3_processor"), device, settings)
-
-
 # Qwen2-VL-7B without its output layer, in bfloat16. An image has 1,024 patches, merged to 256
 # tokens, and the text some 600: two operations per token and parameter of its tower (0.68 and 6.53
 # billion), and at the peak two states of the language model's MLP.
 SPEC = RewardSpec(
     "hpsv3",
     "HPSv3",
-    _build,
+    lambda models, device, settings: hpsv3(
+        models.folder("hpsv3"), models.folder("hpsv3_processor"), device, settings
+    ),
     settings=HPSv3Settings,
     models=("hpsv3", "hpsv3_processor"),
     size=ModelSize(

@@ -24,7 +24,6 @@ from pydantic import Field
 from g2rpo_core.foundation.errors import attempt
 from g2rpo_core.foundation.settings import Count
 from g2rpo_core.foundation.texts import IGNORABLE
-from g2rpo_core.hub.model_store import ModelStore
 from g2rpo_core.rewards import limits
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit
 from g2rpo_core.rewards.spec import RewardSettings, RewardSpec, RewardWithReasons
@@ -155,13 +154,12 @@ class OCR(RewardWithReasons):
 
     def note(self, prompts: Sequence[str]) -> str | None:
         """Say which letters of the texts no reader here can write; None if there is none."""
-        asked = [attempt(lambda text=text: text_asked(text), ValueError)[0] for text in prompts]
-        lacking = [set(text) - letters() for text in asked if text]
-        if not any(lacking):
+        asked = [text_asked(prompt) for prompt in prompts if not problem_of_prompt(prompt)]
+        if not (lacking := [text for text in asked if not letters() >= set(text)]):
             return None
         return (
-            f"cannot read {' '.join(sorted(set().union(*lacking)))}: "
-            f"{sum(map(bool, lacking))} of {len(prompts)} prompts ask for them, "
+            f"cannot read {' '.join(sorted(set(''.join(lacking)) - letters()))}: "
+            f"{len(lacking)} of {len(prompts)} prompts ask for them, "
             "and none of their images can score 1"
         )
 
@@ -199,7 +197,7 @@ def make_reader(settings: OCRSettings) -> Read:
     from rapidocr import RapidOCR
 
     own = threading.local()
-    params = QUIET | {
+    params: dict[str, object] = QUIET | {
         "Global.use_det": settings.detect,
         "Global.use_cls": False,
         "Global.text_score": settings.min_confidence,
@@ -225,17 +223,13 @@ def make_reader(settings: OCRSettings) -> Read:
     return read
 
 
-def _build(models: ModelStore, device: torch.device, settings: OCRSettings) -> OCR:
-    return OCR(make_reader(settings), settings.threads)
-
-
 # With and without detection, on one core of an Intel Xeon (family 6, model 207) in November 2026;
 # at 32 to 720 pixels: detection takes twice as long at 1,024
 SECONDS = {True: 0.6, False: 0.02}
 SPEC = RewardSpec(
     "ocr",
     "OCR accuracy",
-    _build,
+    lambda models, device, settings: OCR(make_reader(settings), settings.threads),
     settings=OCRSettings,
     host_seconds=lambda settings: SECONDS[settings.detect] / settings.threads,
     requires=("rapidocr", "onnxruntime", "rapidfuzz"),

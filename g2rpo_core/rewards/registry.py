@@ -65,11 +65,9 @@ def import_class(where: str, path: str) -> Callable[..., Any]:
             f"{where}: {path}: no module {error.name!r}; modules are searched for in this folder "
             "and the environment"
         ) from None
-    except AttributeError as error:
-        if getattr(error, "name", None) == attribute:
-            raise UserError(f"{where}: {path}: the module {module} has no {attribute!r}") from None
-        raise UserError(f"{where}: {path}: cannot be imported: {describe_error(error)}") from error
     except Exception as error:  # the user's own module may raise anything
+        if isinstance(error, AttributeError) and error.name == attribute:
+            raise UserError(f"{where}: {path}: the module {module} has no {attribute!r}") from None
         raise UserError(f"{where}: {path}: cannot be imported: {describe_error(error)}") from error
 
 

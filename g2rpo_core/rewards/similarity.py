@@ -31,7 +31,6 @@ from g2rpo_core.rewards.spec import (
 )
 
 DEFAULT = ScorerSettings()
-OPEN_CLIP = "open_clip_pytorch_model.bin"  # as open_clip finds weights
 MOST_TEXTS = 2**14  # encoded prompts that are kept; 64 MiB with a ViT-H-14
 
 
@@ -197,11 +196,8 @@ def clip_score(
 
     if not (file := _find_checkpoint_in_dir(folder)):
         there = in_one_line(sorted(each.name for each in folder.iterdir()))
-        raise UserError(
-            complaint(
-                folder, f"has no weights that open_clip finds, only {there}: name them {OPEN_CLIP}"
-            )
-        )
+        reason = f"has no weights that open_clip finds, only {there}"
+        raise UserError(complaint(folder, reason, "name them open_clip_pytorch_model.bin"))
     name = f"local-dir:{folder}"
     config = json.loads((folder / "open_clip_config.json").read_text())["preprocess_cfg"]
     how = (config.get("resize_mode", "shortest"), config.get("interpolation", "bicubic"))

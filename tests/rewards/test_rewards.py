@@ -104,7 +104,7 @@ def of_other_texts(file: Path) -> None:
             "clip_score",
             "open_clip_pytorch_model.bin",
             lambda file: file.rename(file.with_name("epoch_32.pt")),
-            "no weights that open_clip finds, only epoch_32.pt.*: name them open_clip_pytorch",
+            "no weights that open_clip finds, only epoch_32.pt.*; name them open_clip_pytorch",
         ),
         (
             "clip_score",
