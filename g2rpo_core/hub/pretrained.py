@@ -1,6 +1,7 @@
 """Loads a model from a folder, and asks what the libraries left out, which they only log."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,21 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
                     "floating-point numbers: take those before quantization"
                 )
     return weights
+
+
+def renamed(
+    weights: Mapping[str, torch.Tensor],
+    patterns: Sequence[tuple[str, str]],
+    unused: tuple[str, ...],
+) -> dict[str, torch.Tensor]:
+    """Return weights under names of transformers, by all patterns in turn, without those unused."""
+    named = {}
+    for name, value in weights.items():
+        if not name.startswith(unused):
+            for pattern, replacement in patterns:
+                name = re.sub(pattern, replacement, name)
+            named[name] = value
+    return named
 
 
 def with_vocabulary(loaded: Any, folder: Path) -> Any:

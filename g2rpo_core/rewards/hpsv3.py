@@ -6,7 +6,6 @@ package's. The model is transformers' own. `HPSv3.safetensors` names its weights
 4.45 did, so the keys are renamed.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,7 @@ from torch import nn
 
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.settings import Count
-from g2rpo_core.hub.pretrained import read_weights, with_vocabulary
+from g2rpo_core.hub.pretrained import read_weights, renamed, with_vocabulary
 from g2rpo_core.rewards.plain_text import plain
 from g2rpo_core.rewards.preprocess import Images, check_pairs, eight_bit, transforms
 from g2rpo_core.rewards.spec import ModelSize, RewardSettings, RewardSpec
@@ -104,14 +103,8 @@ def from_checkpoint(
     config: Qwen2-VL's; token: the id of TOKEN. Raise RuntimeError, naming the weights, if they are
     not exactly those of the model, and ValueError if `token` is not their last.
     """
-    # The weights under our names
-    renamed = {}
-    for key, value in weights.items():
-        if not key.startswith(UNUSED):
-            for pattern, replacement in RENAMED:
-                key = re.sub(pattern, replacement, key)
-            renamed[key] = value
-    rows = renamed[EMBEDDING].shape[0] if EMBEDDING in renamed else token + 1
+    named = renamed(weights, RENAMED, UNUSED)
+    rows = named[EMBEDDING].shape[0] if EMBEDDING in named else token + 1
     if token != rows - 1:
         raise ValueError(
             f"{TOKEN} has the id {token}, but the weights have {rows} tokens: "
@@ -121,10 +114,10 @@ def from_checkpoint(
     config.text_config.vocab_size = rows
     trunk = {
         name.removeprefix("trunk."): value
-        for name, value in renamed.items()
+        for name, value in named.items()
         if name.startswith("trunk.")
     }
-    kept = renamed[EMBEDDING].dtype if EMBEDDING in renamed else torch.float32
+    kept = named[EMBEDDING].dtype if EMBEDDING in named else torch.float32
     model, info = transformers.Qwen2VLModel.from_pretrained(
         None,
         config=config,
@@ -140,7 +133,7 @@ def from_checkpoint(
     built = HPSv3Model(model, token)
     head = {
         name.removeprefix("head."): value.float()
-        for name, value in renamed.items()
+        for name, value in named.items()
         if not name.startswith("trunk.")
     }
     built.head.load_state_dict(head)

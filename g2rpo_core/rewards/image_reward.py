@@ -5,7 +5,6 @@ as in BLIP's first code, so the keys are renamed.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,7 +15,7 @@ from pydantic import Field
 from torch import nn
 
 from g2rpo_core.hub.model_store import ModelStore
-from g2rpo_core.hub.pretrained import only_file, read_weights, with_vocabulary
+from g2rpo_core.hub.pretrained import only_file, read_weights, renamed, with_vocabulary
 from g2rpo_core.rewards import packages
 from g2rpo_core.rewards.plain_text import control_words, plain
 from g2rpo_core.rewards.preprocess import OPENAI_MEAN, OPENAI_STD, Images, Preprocess, check_pairs
@@ -114,20 +113,12 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
     Its sizes come from the weights, or from `med_config.json` if the text's weights do not show
     them. Raise RuntimeError, naming the weights, if they are not exactly those of the model.
     """
-    # The weights under transformers' names
-    names = {}
-    for key in weights:
-        if not key.startswith(UNUSED):
-            name = key
-            for pattern, replacement in RENAMED:
-                name = re.sub(pattern, replacement, name)
-            names[key] = name
-    renamed = {name: weights[key] for key, name in names.items()}
+    named = renamed(weights, RENAMED, UNUSED)
     # The sizes of both towers
     tower = packages.image_tower(weights)
     vision = transformers.BlipVisionConfig(
         hidden_size=tower["embed_dim"],
-        intermediate_size=renamed["vision.encoder.layers.0.mlp.fc1.weight"].shape[0],
+        intermediate_size=named["vision.encoder.layers.0.mlp.fc1.weight"].shape[0],
         num_hidden_layers=tower["depth"],
         num_attention_heads=tower["num_heads"],
         image_size=tower["img_size"],
@@ -141,7 +132,7 @@ def from_checkpoint(weights: dict[str, torch.Tensor], med_config: dict) -> Image
         is_decoder=True,
     )
     model = ImageRewardModel(vision, text)
-    model.load_state_dict({name: value.float() for name, value in renamed.items()})
+    model.load_state_dict({name: value.float() for name, value in named.items()})
     return model
 
 

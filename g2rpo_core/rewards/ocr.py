@@ -197,16 +197,17 @@ def make_reader(settings: OCRSettings) -> Read:
     from rapidocr import RapidOCR
 
     own = threading.local()
-    params: dict[str, object] = QUIET | {
-        "Global.use_det": settings.detect,
-        "Global.use_cls": False,
-        "Global.text_score": settings.min_confidence,
-        "EngineConfig.onnxruntime.intra_op_num_threads": 1,
-        "EngineConfig.onnxruntime.inter_op_num_threads": 1,
-    }
-
-    if not settings.detect:
-        params["Rec.rec_img_shape"] = SHORTEST
+    params: dict[str, object] = (
+        QUIET
+        | {
+            "Global.use_det": settings.detect,
+            "Global.use_cls": False,
+            "Global.text_score": settings.min_confidence,
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+        }
+        | ({} if settings.detect else {"Rec.rec_img_shape": SHORTEST})
+    )
 
     def read(image: torch.Tensor) -> str:
         if not hasattr(own, "recognize"):

@@ -31,7 +31,7 @@ from g2rpo_core.rewards.spec import (
 )
 
 DEFAULT = ScorerSettings()
-MOST_TEXTS = 2**14  # encoded prompts that are kept; 64 MiB with a ViT-H-14
+MOST_TEXTS = 2**14  # encoded prompts that are kept between calls; 64 MiB with a ViT-H-14
 
 
 class CosineScore:
@@ -61,19 +61,15 @@ class CosineScore:
     @torch.no_grad()
     def __call__(self, images: Images, prompts: Sequence[str]) -> torch.Tensor:
         check_pairs(images, prompts)
-        asked = list(dict.fromkeys(prompts))
-        known = {prompt: self._texts.pop(prompt) for prompt in asked if prompt in self._texts}
-        new = [prompt for prompt in asked if prompt not in known]
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts]
         for start in range(0, len(new), self.micro_batch):
             part = new[start : start + self.micro_batch]
-            known.update(
+            self._texts.update(
                 zip(part, map(torch.clone, F.normalize(self.encode_texts(part).float(), dim=-1)))
             )
-        texts = torch.stack([known[prompt] for prompt in prompts])
-        # The last asked for are at the end
-        self._texts |= known
-        for prompt in list(self._texts)[:-MOST_TEXTS]:
-            del self._texts[prompt]
+        texts = torch.stack([self._texts[prompt] for prompt in prompts])
+        if len(self._texts) > MOST_TEXTS:
+            self._texts.clear()
         parts = (
             images[start : start + self.micro_batch]
             for start in range(0, len(images), self.micro_batch)
