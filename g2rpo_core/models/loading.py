@@ -154,10 +154,11 @@ def use_attention(transformer: ModelMixin, backend: str | None) -> None:
     if backend is None:
         return
     # diffusers passes over a processor without it, and a run would go on with another backend
-    attention = [
-        module.processor for module in transformer.modules() if hasattr(module, "processor")
-    ]
-    if not all(hasattr(processor, "_attention_backend") for processor in attention):
+    if not all(
+        hasattr(module.processor, "_attention_backend")
+        for module in transformer.modules()
+        if hasattr(module, "processor")
+    ):
         raise UserError(
             f"sampling.attention: {type(transformer).__name__} "
             "has attention that takes no backend: set it to null"

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,8 @@ class Policy:
         if lora:
             # Added, not merged: who draws images may choose its strength
             load_lora(architecture, transformer, place)
-        return cls(architecture, transformer, _vae(architecture, pipeline), **settings)
+        vae = load_whole(architecture.vae, pipeline / "vae", dtype=torch.float32)
+        return cls(architecture, transformer, vae, **settings)
 
     @classmethod
     def load_to_train(
@@ -189,7 +191,7 @@ class Policy:
         transformer = load(dtype=kept, trained=True, lora=adapter, quantized=quantize)
         started = read_lora(architecture, transformer, place) if of_lora else None
         _set_start(transformer, started, adapter, seed)
-        vae = _vae(architecture, pipeline)
+        vae = load_whole(architecture.vae, pipeline / "vae", dtype=torch.float32)
         policy = cls(architecture, transformer, vae, **settings)
         if base and not lora:
             policy._keep_reference(load(dtype=dtype, trained=False), started)
@@ -360,10 +362,9 @@ class Policy:
             self._start = _values(base)
         if not self.has_lora:
             if isinstance(base, Path):
-                folder = base / "transformer"
                 loaded = load_transformer(
                     self.architecture,
-                    folder,
+                    base / "transformer",
                     self.device,
                     self.dtype,
                     trained=False,
@@ -381,25 +382,23 @@ class Policy:
         """
         if not self.has_lora:
             return self._velocity(self._base, conditioning)
-        adapted = self.velocity(conditioning)
+        adapted, transformer = self.velocity(conditioning), self.transformer
 
-        def at_zero(*arguments: torch.Tensor) -> torch.Tensor:
-            scale_lora_layers(self.transformer, 0.0)
-            try:
+        def at_base(*arguments: torch.Tensor) -> torch.Tensor:
+            with ExitStack() as back:
+                if self._start:
+                    back.callback(self._set_trained, _values(self))
+                    self._set_trained(self._start)
+                # Scaled to zero, DoRA keeps its magnitudes; to disable it switches requires_grad
+                elif any(config.use_dora for config in transformer.peft_config.values()):
+                    back.callback(transformer.enable_lora)
+                    transformer.disable_lora()
+                else:  # without a copy of its values
+                    back.callback(unscale_lora_layers, transformer, 0.0)
+                    scale_lora_layers(transformer, 0.0)
                 return adapted(*arguments)
-            finally:
-                unscale_lora_layers(self.transformer, 0.0)
 
-        def as_it_began(*arguments: torch.Tensor) -> torch.Tensor:
-            now = _values(self)
-            self._set_trained(self._start or [])
-            try:
-                return adapted(*arguments)
-            finally:
-                self._set_trained(now)
-
-        # Two ways, because a LoRA at zero costs no copy of its values
-        return as_it_began if self._start else at_zero
+        return at_base
 
     def _set_trained(self, values: Sequence[torch.Tensor]) -> None:
         """Set the trained parameters, unseen by autograd.
@@ -472,10 +471,9 @@ class Policy:
         return velocity
 
     def _not_encoded_for(self, lacking: str) -> UserError:
-        label = self.architecture.label
         return UserError(
-            f"the encoded prompts lack {lacking}, which {label} needs: they are of another model; "
-            f"{hint_for('embeddings')}"
+            f"the encoded prompts lack {lacking}, which {self.architecture.label} needs: "
+            f"they are of another model; {hint_for('embeddings')}"
         )
 
     @torch.no_grad()
@@ -525,7 +523,3 @@ def _set_start(
         draw_lora(transformer, adapter.r, generator("adapter", seed))
     elif started:
         merge(transformer, started)
-
-
-def _vae(architecture: Architecture, pipeline: Path) -> ModelMixin:
-    return load_whole(architecture.vae, pipeline / "vae", dtype=torch.float32)

@@ -56,7 +56,12 @@ class QuantizedLinear(torch.nn.Linear):
         if layer.bias is not None:
             self.bias = torch.nn.Parameter(layer.bias.detach().to(device), requires_grad=False)
 
-    def restored(self) -> torch.Tensor:
+    @property
+    def W_q(self) -> torch.Tensor:
+        """Return the codes, in HQQ's name: of such a layer PEFT's DoRA takes `dequantize()`."""
+        return self.weight
+
+    def dequantize(self) -> torch.Tensor:
         """Return the weights [out, in] that the layer computes with."""
         shape = (self.out_features, self.in_features)
         if self.kind == "int8":
@@ -78,12 +83,12 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
         ctx.layer = layer
-        return torch.nn.functional.linear(x, layer.restored(), layer.bias)
+        return torch.nn.functional.linear(x, layer.dequantize(), layer.bias)
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         # No gradient for the weights: they are frozen, and a LoRA stands beside the layer
-        return grad @ ctx.layer.restored().to(grad.dtype), None
+        return grad @ ctx.layer.dequantize().to(grad.dtype), None
 
 
 def quantize(
@@ -122,7 +127,7 @@ def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _nf4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Padded with zeros, which `restored` cuts off: weights need not fill the last block
+    # Padded with zeros, which `dequantize` cuts off: weights need not fill the last block
     blocks = torch.nn.functional.pad(weight.flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     levels = torch.tensor(NF4_LEVELS, device=weight.device)

@@ -19,7 +19,7 @@ from tests.fixtures.rollouts import redness, small_method
 
 SIZES = [(WHOLE, 1), (WHOLE, 2), (HYBRID, 4)]
 SIZES += [(mode, size) for mode in (LORA, NOISED) for size in (1, 2)]
-RUNS = [*SIZES, *((mode + BFLOAT16, size) for mode in (WHOLE, LORA) for size in (1, 2))]
+RUNS = [*SIZES, (WHOLE + BFLOAT16, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +65,6 @@ def test_process_groups_of_any_size_compute_the_same(ends, mode, size):
     one, other = (torch.cat([each.flatten() for each in end["weights"]]) for end in (alone, many))
     assert (one - other).abs().mean() < 1e-6
     torch.testing.assert_close(alone["images"], many["images"], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.pipeline
-@pytest.mark.parametrize("mode", [WHOLE, LORA])
-def test_two_processes_compute_the_same_in_bfloat16_to_its_rounding(ends, mode):
-    alone, many = ends[mode + BFLOAT16, 1], ends[mode + BFLOAT16, 2]
-    for record, other in zip(alone["records"], many["records"], strict=True):
-        for key in record.keys() - {
-            "seconds",
-            "old_policy_ratio_error",
-            "clip_ratio",
-            "loss",
-            "kl",
-        }:
-            assert other[key] == pytest.approx(record[key], rel=0.05, abs=1e-2), key
-    torch.testing.assert_close(alone["images"], many["images"], rtol=0, atol=0.05)
 
 
 @pytest.mark.pipeline

@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
+from safetensors.torch import save_file
 
 from g2rpo_core.config import load_profile
 from g2rpo_core.models.policy import Policy
@@ -11,6 +13,7 @@ from g2rpo_core.models.quantized import BITS, QuantizedLinear
 from g2rpo_core.models.settings import LoraSettings
 from tests.conftest import ROOT
 from tests.fixtures.errors import refused
+from tests.fixtures.rollouts import two_velocities
 
 KINDS = pytest.mark.parametrize("kind", BITS)
 CPU = torch.device("cpu")
@@ -53,7 +56,7 @@ def layers(
 def test_a_weight_in_8_bits_is_off_by_half_a_step_of_its_output_at_most():
     plain, small = layers("int8")
     steps = plain.weight.abs().amax(1, keepdim=True) / 127
-    assert ((small.restored() - plain.weight).abs() <= steps * 0.5001).all()
+    assert ((small.dequantize() - plain.weight).abs() <= steps * 0.5001).all()
     assert small.weight.dtype == torch.int8
 
 
@@ -62,17 +65,23 @@ def test_a_weight_in_4_bits_is_the_nearest_level_of_its_block(inputs, outputs):
     plain, small = layers("nf4", inputs, outputs)
     assert small.weight.nbytes == 32 * len(plain.weight.flatten().split(64))
     for block, restored in zip(
-        plain.weight.flatten().split(64), small.restored().flatten().split(64)
+        plain.weight.flatten().split(64), small.dequantize().flatten().split(64)
     ):
         levels = torch.tensor(PUBLISHED) * block.abs().max()
         nearest = levels[(block[:, None] - levels).abs().argmin(1)]
         torch.testing.assert_close(restored, nearest, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("dora", [False, True])
 @KINDS
-def test_outputs_and_gradients_are_those_of_a_layer_with_the_restored_weights(kind):
-    plain, small = layers(kind)
-    plain.weight.copy_(small.restored())
+def test_outputs_and_gradients_are_those_of_a_layer_with_the_restored_weights(kind, dora):
+    """Also under PEFT's DoRA, which takes the norms of a layer's weights."""
+    plain, small = map(torch.nn.Sequential, layers(kind))
+    plain[0].weight.copy_(small[0].dequantize())
+    adapter = LoraConfig(r=2, target_modules=["0"], use_dora=True, init_lora_weights=False)
+    for model in (plain, small) * dora:
+        torch.manual_seed(0)
+        inject_adapter_in_model(adapter, model)
     inputs = [drawn((6, 96), seed=1).requires_grad_() for _ in range(2)]
     outputs = [layer(each) for layer, each in zip((plain, small), inputs)]
     for output in outputs:
@@ -85,30 +94,39 @@ def test_only_the_lora_is_trained_and_its_run_samples_as_it_trained(
     pipeline, embeddings, kind, tmp_path
 ):
     policy = Policy.load_to_train(pipeline, LORA, quantize=kind, **HOW)
-    conditioning = embeddings.conditioning([0])
-    latents, sigma, prompt = (
-        policy.noise(torch.Generator().manual_seed(0), 1),
-        torch.tensor([0.8]),
-        torch.tensor([0]),
-    )
+    field = policy.velocity(embeddings.conditioning([0]))
+    latents = policy.noise(torch.Generator().manual_seed(0), 1)
     optimizer = torch.optim.AdamW(policy.trained_parameters().values(), lr=1e-2)
     for _ in range(2):
         optimizer.zero_grad()
-        policy.velocity(conditioning)(latents, sigma, prompt).square().mean().backward()
+        field(latents, torch.tensor([0.8]), torch.tensor([0])).square().mean().backward()
         optimizer.step()
     assert all(".lora_" in name for name in policy.trained_parameters())
     policy.save(tmp_path)
     loaded = Policy.load(pipeline, tmp_path, quantize=kind, **HOW)
-    with torch.no_grad():
-        trained, base = (
-            field(conditioning)(latents, sigma, prompt)
-            for field in (policy.velocity, policy.base_velocity)
-        )
-        assert torch.equal(policy.sampling_velocity(conditioning)(latents, sigma, prompt), trained)
-        torch.testing.assert_close(
-            loaded.velocity(conditioning)(latents, sigma, prompt), trained, rtol=0, atol=1e-6
-        )
-    assert not torch.allclose(trained, base, atol=1e-3)
+    fields = policy.velocity, policy.sampling_velocity, loaded.velocity, policy.base_velocity
+    trained, sampled, again, base = (two_velocities(policy, embeddings, each) for each in fields)
+    assert torch.equal(sampled, trained) and not torch.allclose(trained, base, atol=1e-3)
+    torch.testing.assert_close(again, trained, rtol=0, atol=1e-6)
+
+
+@KINDS
+def test_a_dora_of_others_leaves_its_base_as_it_is(pipeline, embeddings, kind, tmp_path):
+    """Its magnitudes too, which a LoRA scaled to zero keeps."""
+    plain = Policy.load(pipeline, quantize=kind, **HOW)
+    name = "transformer.transformer_blocks.0.attn.to_q.lora_"
+    ends = {"A.weight": (2, 128), "B.weight": (128, 2), "magnitude_vector": (128,)}
+    save_file(
+        {name + end: drawn(shape).abs() for end, shape in ends.items()},
+        tmp_path / "any.safetensors",
+    )
+    loaded = Policy.load(pipeline, tmp_path, quantize=kind, **HOW)
+    base, below, adapted = (
+        two_velocities(loaded, embeddings, field)
+        for field in (plain.velocity, loaded.base_velocity, loaded.velocity)
+    )
+    assert torch.equal(below, base) and not torch.allclose(adapted, base, atol=1e-3)
+    assert torch.equal(two_velocities(loaded, embeddings), adapted)
 
 
 @pytest.mark.parametrize("training", ["{lora: null}", "{processes: auto}"])
