@@ -1,11 +1,12 @@
 """Loads a model from a folder, and asks what the libraries left out, which they only log."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from g2rpo_core.foundation.errors import UserError, attempt
@@ -18,6 +19,25 @@ UNUSED = ("relative_position_index", "lm_head.weight")
 # Ends of the names of whole numbers in models and LoRAs: places, what was counted, factors
 WHOLE = ("_ids", "_index", "_tracked", "alpha")
 TOKENIZER = "tokenizer.json"  # a whole tokenizer
+FLOATING = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+OF_ANOTHER = "its weights belong to another model, or are incomplete"
+BEFORE = "take those before quantization"
+OF_CODES = f"and weights are floating-point numbers: {BEFORE}"
+UNREAD = {  # the first bytes of files that are no safetensors -> what they are
+    b"GGUF": f"its weights are quantized (GGUF): {BEFORE}",
+    b"PK\x03\x04": "is pickled and so not read: save it as safetensors",
+}
+QUANTIZED = {  # in the name of a tensor, or of an entry of the header -> what quantized them
+    r"\.(absmax|nested_absmax|quant_map|SCB)$|\.quant_state\.": "bitsandbytes",
+    r"_qdata$|\.tensor_impl": "torchao",
+    r"\._(data|scale|shift)$": "optimum-quanto",
+    r"\.w(scales|zeros|tscale|cscales)$": "nunchaku",
+    r"\.(qweight|qzeros|g_idx)$": "GPTQ or AWQ",
+    r"\.W_q$": "HQQ",
+    r"\.scale_(weight|input)$|scaled_fp8$|\.comfy_quant$|^_quantization_metadata$": "ComfyUI",
+    r"\.weight_(scale|packed|zero_point)|\.(input|output)_scale$|_quantizer\.": "scales beside",
+    r"^quantization_config$": "its header",
+}
 
 
 def refuse_quantized(config: Path, what: str) -> None:
@@ -29,10 +49,39 @@ def refuse_quantized(config: Path, what: str) -> None:
         raise UserError(f"{what}: its weights are quantized: name those that are not")
 
 
-def refuse_integers(files: Iterable[Path]) -> None:
-    """Raise a UserError for the first weight that is stored as integers, or as truth values."""
-    for file in files:
-        read_weights(file)
+def read_header(
+    file: Path, floating: str | tuple[str, ...] = ("weight", "bias")
+) -> tuple[dict[str, tuple[str, list[int]]], dict[str, str]]:
+    """Return the dtype and shape of each tensor in safetensors by its name, and the metadata.
+
+    UserError for weights that were quantized, by the names beside them or by their dtype: names and
+    shapes can be a model's own, but the numbers are codes of another one's. floating: ends of the
+    names that are weights; alphas are none.
+    """
+    with reading(whole(file)), file.open("rb") as opened:
+        if other := UNREAD.get(opened.read(4)):
+            raise UserError(f"{file}: {other}")
+    with reading(file), safe_open(file, "pt") as opened:
+        tensors = {
+            name: (opened.get_slice(name).get_dtype(), opened.get_slice(name).get_shape())
+            for name in opened.keys()  # noqa: SIM118 - not iterable itself
+        }
+        metadata = opened.metadata() or {}
+    for part, by in QUANTIZED.items():
+        if name := next(filter(re.compile(part).search, (*tensors, *metadata)), None):
+            raise UserError(f"{file}: its weights are quantized ({by}: {name}): {BEFORE}")
+    if any(".base_layer." in name for name in tensors):
+        raise UserError(
+            f"{file}: is a model saved with its adapter attached: save the adapter alone "
+            "(`save_lora_adapter`), or merge and unload it first (`fuse_lora`, `unload_lora`)"
+        )
+    for name, (dtype, _) in tensors.items():
+        if name.endswith(floating) and not (dtype in FLOATING or name.endswith("alpha")):
+            raise UserError(
+                f"{file}: {name} is {dtype.replace('U', 'uint').replace('I', 'int').lower()}, "
+                f"{OF_CODES}"
+            )
+    return tensors, metadata
 
 
 def only_file(folder: Path, name: str) -> Path:
@@ -46,19 +95,17 @@ def only_file(folder: Path, name: str) -> Path:
 
 
 def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """Read weights onto the CPU, those of safetensors when they are used.
-
-    UserError for numbers that are not floating-point:
-    names and shapes can be a model's own, but they are codes of another one's weights.
-    """
+    """Read weights onto the CPU, safetensors when they are used; errors as in `read_header`."""
+    if file.suffix == ".safetensors":
+        read_header(file)
+        return load_file(file)
     with reading(whole(file)):
-        weights = load_file(file) if file.suffix == ".safetensors" else read_pickled(file)
-        for name, value in weights.items():
-            if not value.is_floating_point() and not name.endswith(WHOLE):
-                raise UserError(
-                    f"{file}: {name} is {str(value.dtype).removeprefix('torch.')}, and weights are "
-                    "floating-point numbers: take those before quantization"
-                )
+        weights = read_pickled(file)
+    for name, value in weights.items():
+        if not value.is_floating_point() and not name.endswith(WHOLE):
+            raise UserError(
+                f"{file}: {name} is {str(value.dtype).removeprefix('torch.')}, {OF_CODES}"
+            )
     return weights
 
 
@@ -97,24 +144,23 @@ def load_whole(kind: Any, folder: Path, **options: object) -> Any:
     """
     refuse_quantized(folder / "config.json", str(folder))
     # Without those of a variant, which are not read
-    files = (*folder.glob("*.safetensors"), *folder.glob("*pytorch_model*.bin"))
-    refuse_integers(file for file in files if "." not in file.stem)
+    for file in (*folder.glob("*.safetensors"), *folder.glob("*pytorch_model*.bin")):
+        if "." not in file.stem:
+            (read_header if file.suffix == ".safetensors" else read_weights)(file)
     with reading(folder):
         model, info = kind.from_pretrained(
             folder, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    missing = sorted(info["missing_keys"])
-    mismatched = sorted(name for name, *_ in info["mismatched_keys"])
-    unknown = sorted(name for name in info["unexpected_keys"] if not name.endswith(UNUSED))
     for which, names in (
-        ("lacks", missing),
-        ("has another shape of", mismatched),
-        ("has the unknown", unknown),
+        ("lacks", info["missing_keys"]),
+        ("has another shape of", [name for name, *_ in info["mismatched_keys"]]),
+        (
+            "has the unknown",
+            [name for name in info["unexpected_keys"] if not name.endswith(UNUSED)],
+        ),
     ):
         if names:
-            reason = (
-                f"{which} {in_one_line(names)}: its weights belong to another model, "
-                "or are incomplete"
+            raise UserError(
+                complaint(folder, f"{which} {in_one_line(sorted(names))}: {OF_ANOTHER}")
             )
-            raise UserError(complaint(folder, reason))
     return model

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 import pandas as pd
@@ -138,12 +139,8 @@ def cliff(found: Sequence[Walk], judge: str) -> float | None:
 
     found: of one entry, by rising rates.
     """
-    edge = None
-    for walk in reversed(found):
-        if not walk.changes[judge].lost:
-            break
-        edge = walk.rate
-    return edge
+    losing = list(takewhile(lambda walk: walk.changes[judge].lost, reversed(found)))
+    return losing[-1].rate if losing else None
 
 
 def _look(

@@ -108,11 +108,10 @@ def write(
         file, weights = _adapter_file(architecture, config, trained, name, form, out)
     # In the asked dtype; an alpha stays as it is
     cast = {
-        key: value if key.endswith(".alpha") else value.to(kind) for key, value in weights.items()
+        key: (value if key.endswith(".alpha") else value.to(kind)).contiguous()
+        for key, value in weights.items()
     }
-    save_file(
-        {key: value.contiguous() for key, value in cast.items()}, file, metadata={"format": "pt"}
-    )
+    save_file(cast, file, metadata={"format": "pt"})
     return file
 
 

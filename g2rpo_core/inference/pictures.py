@@ -106,7 +106,11 @@ class Pictures:
                     self.index = {
                         row["file"]: {column: row[column] for column in COLUMNS} for row in rows
                     }
-            while not all(_is_free(path, about) for path, about in self._wanted()):
+            # The same picture may be written again
+            while any(
+                path.exists() and (settings_of(path) or {}) | {"shift": 0} != about | {"shift": 0}
+                for path, about in self._wanted()
+            ):
                 self.start += 1
             yield
 
@@ -188,11 +192,6 @@ def side_by_side(
 def _named(run: str) -> str:
     """Return a run's name, or its path, as part of a file's name."""
     return run.replace("/", "_")
-
-
-def _is_free(path: Path, about: dict[str, object]) -> bool:
-    """Tell whether a picture may be written: there is no such file, or it is the same picture."""
-    return not path.exists() or (settings_of(path) or {}) | {"shift": 0} == about | {"shift": 0}
 
 
 def settings_of(path: Path) -> dict | None:

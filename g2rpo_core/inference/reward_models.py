@@ -52,21 +52,15 @@ def folder_of_rewards(names: Sequence[str], section: Section, place: Place) -> P
     folder, revisions = LOCKS / _key(repos), REVISIONS / "models.json"
     if not attempt(lambda: _check_fetched(folder, repos, revisions))[0]:
         write_lock(folder, download_models(repos, revisions, folder))
-    echo(*describe_weights(read, folder), file=sys.stderr)
-    return folder
-
-
-def describe_weights(read: Mapping[str, Sequence[str]], folder: Path) -> list[str]:
-    """Return a line for each reward that reads models: `hps: owner/name@revision`.
-
-    read: the models' names by reward; folder: with their lock.
-    """
     store = ModelStore(folder)
-    return [
+    # A line for each reward that reads models: `hps: owner/name@revision`
+    lines = [
         f"{name}: {', '.join(_source(store.entry(model)) for model in models)}"
         for name, models in read.items()
         if models
     ]
+    echo(*lines, file=sys.stderr)
+    return folder
 
 
 def _source(entry: Mapping) -> str:

@@ -22,6 +22,7 @@ from g2rpo_core.foundation.texts import natural
 from g2rpo_core.hub.model_store import LOCK, ModelStore
 from g2rpo_core.rewards.registry import REWARDS
 from g2rpo_core.sampling.settings import SamplingSettings
+from g2rpo_core.weights.stored import UNREAD
 
 RUNS = Path("runs")
 Kind = Literal["transformer", "lora"]
@@ -114,7 +115,10 @@ def find_weights(run: str, profile: str) -> Path | None:
             return folder
     if (Path("published", profile, run) / LOCK).exists():
         return ModelStore(Path("published", profile, run), "published").weights(run)
-    if Path(run).suffix == ".safetensors" or any(Path(run).rglob("*.safetensors")):
+    if any(
+        file.suffix in (".safetensors", *UNREAD)  # what is refused by name, too
+        for file in (Path(run), *Path(run).rglob("*"))
+    ):
         return Path(run)
     trained = trained_runs(profile)
     train = "" if trained else ": `make reproduce` trains its runs"

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import isclose, sqrt
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ from g2rpo_core.architectures.original import Original, Rows, swapped
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import LONGEST, complaint, in_one_line, read_json, reading, whole
 from g2rpo_core.foundation.texts import echo
-from g2rpo_core.hub.pretrained import refuse_integers
+from g2rpo_core.hub.pretrained import read_header
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # diffusers' name
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"  # PEFT's
@@ -50,7 +50,7 @@ UNDERSCORED = ("lora_unet_", "lora_transformer_", "lycoris_")
 TEXT_ENCODERS = ("text_encoder", "lora_te", "te1.", "te2.", "te3.")
 ENDS = re.compile(
     r"(?P<module>.+?)\.(?:(?P<down>lora_A|lora_down|lora\.down)|(?P<up>lora_B|lora_up|lora\.up)"
-    r"|(?P<magnitude>lora_magnitude_vector)"
+    r"|(?P<magnitude>lora_magnitude_vector|dora_scale)"
     r"|(?P<alpha>alpha))(?:\.(?!weight$|bias$)[^.]+)?(?:\.(?P<end>weight|bias))?"
 )
 FORMS = {  # what a name has in it -> its form, the most telling first
@@ -59,6 +59,8 @@ FORMS = {  # what a name has in it -> its form, the most telling first
     "oft_": "an OFT",
     ".processor.": "a LoRA of XLabs",
     "base_model.model.": "a LoRA of PEFT",
+    "lora_transformer_": "a LoRA of OneTrainer",
+    "lycoris_": "a LoRA of LyCORIS",
     "lora_unet_": "a LoRA of kohya's sd-scripts",
     "lora_te": "a LoRA of kohya's sd-scripts",
     "diffusion_model.": "a LoRA in ComfyUI's names",
@@ -71,7 +73,7 @@ FORMS = {  # what a name has in it -> its form, the most telling first
 
 @dataclass(frozen=True)
 class Matrices:
-    """The LoRA of one module: its weight gains alpha / rank · up · down."""
+    """The LoRA of one module, in float32: its weight gains alpha / rank · up · down."""
 
     down: torch.Tensor
     """[rank, inputs], or [rank, inputs, height, width] of a convolution."""
@@ -108,39 +110,36 @@ def is_adapter(names: Iterable[str]) -> bool:
     )
 
 
-def form_of(names: Iterable[str]) -> str:
-    """Return in words which form of LoRA uses these names."""
-    joined = "\n".join(names)
-    return next(
-        (form for part, form in FORMS.items() if part in joined),
-        "a LoRA without a prefix to its names",
-    )
-
-
 def read_adapter(
     architecture: Architecture, config: Config, shapes: Shapes, file: Path
 ) -> dict[str, Matrices]:
-    """Read the LoRA in a file, with its configuration if there is one.
+    """Read the LoRA in a file in float32, with its configuration if there is one.
 
     That is PEFT's adapter_config.json beside the file, or diffusers' in its header. config, shapes:
     of the transformer that it is for. UserError if a tensor has no place in it, lacks its other
     half or has another shape, or if a configuration says what is not computed here.
     """
-    refuse_integers([file])
-    with reading(whole(file)), safe_open(file, "pt") as opened:
-        # keys(): `opened` itself is not iterable
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        header = opened.metadata() or {}
-    form = form_of(tensors)
-    kinds, left = sorted_out(architecture, config, shapes, tensors)
-    if left:
-        raise UserError(
-            complaint(file, _left_over(architecture, form, left, len(tensors)), hint="")
-        )
+    known, header = read_header(file, floating="")
+    form = next(
+        (form for part, form in FORMS.items() if part in "\n".join(known)),
+        "a LoRA without a prefix to its names",
+    )
     said = _configuration(file, header, form)
-    adapter = {module: _matrices(file, module, parts, said) for module, parts in kinds.items()}
-    check(architecture, shapes, adapter, file)
-    with reading(file):  # whatever a configuration's expression is
+    with reading(file), safe_open(file, "pt") as opened:
+        tensors = {
+            # Scaled and merged in float32, whatever the file's dtype, and rounded once
+            name: opened.get_tensor(name).float()
+            for name in known
+            if ".lora_velora_embed" not in name  # VeLoRA's, for the backward pass alone
+        }
+        kinds, left = sorted_out(architecture, config, shapes, tensors)
+        if left:
+            raise UserError(
+                complaint(file, _left_over(architecture, form, left, len(tensors)), hint="")
+            )
+        # `reading`: whatever a configuration has for numbers and expressions
+        adapter = {module: _matrices(file, module, parts, said) for module, parts in kinds.items()}
+        check(architecture, shapes, adapter, file)
         _note_missing(said or {}, shapes, adapter, tensors, file)
     return adapter
 
@@ -192,11 +191,14 @@ def sorted_out(
         if twice := [origin[module, kind] for module in places if (module, kind) in origin]:
             left.append(f"{name} beside {twice[0]}")
             continue
+        if match and match["magnitude"] == "dora_scale":  # [outputs, 1], or [outputs, 1, 1, 1]
+            value = value.squeeze(1) if value.dim() == 2 else value.transpose(0, 1)
         for module, rows in places.items():
             origin[module, kind] = name
+            # A copy: safetensors write no two parts of one tensor
             found.setdefault(module, {})[kind] = (
                 value if kind in ("down", "alpha") else rows.of(value)
-            )
+            ).clone()
     return found, sorted(left)
 
 
@@ -231,6 +233,18 @@ def spellings(
     return {name.replace(".", "_"): places for name, places in found.items()} | found
 
 
+def fused(names: Iterable[str]) -> str | None:
+    """Say what to do if a name is of attention that diffusers fused."""
+    return next(
+        (
+            f"is of fused attention ({name}): save it after diffusers' `unfuse_qkv_projections()`"
+            for name in names
+            if re.search(r"\.to_(added_)?(qkv|kv)\.", name)
+        ),
+        None,
+    )
+
+
 def _left_over(architecture: Architecture, form: str, left: Sequence[str], total: int) -> str:
     """Say what a file holds beside a LoRA of this base model, and what to do."""
     if (texts := [name for name in left if name.startswith(TEXT_ENCODERS)]) == list(left):
@@ -240,7 +254,7 @@ def _left_over(architecture: Architecture, form: str, left: Sequence[str], total
             "model's own, so it cannot be applied as it was trained; "
             "take one of the transformer alone"
         )
-    return (
+    return fused(left) or (
         f"is {form}, and {len(left)} of its {total} tensors have no place in this "
         f"{architecture.label}'s transformer ({in_one_line(left)}): it was made for another model, "
         "or in a form that is not read here (docs/howto/export.md lists those that are)"
@@ -277,10 +291,11 @@ OF_TRAINING = (
     "eva_config",
     "megatron_core",
     "qalora_group_size",
+    "velora_config",
     "ensure_weight_tying",
 )
 # Initial values of a LoRA that leave the base's weights as they are
-KEEPS_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")
+KEEPS_THE_BASE = ("true", "false", "gaussian", "orthogonal", "eva", "mica")
 
 
 def _configuration(file: Path, header: Mapping[str, str], form: str) -> dict[str, Any] | None:
@@ -323,7 +338,7 @@ def _configuration(file: Path, header: Mapping[str, str], form: str) -> dict[str
         for key, value in said.items()
         if key not in (*USED, *OF_TRAINING) and value and value != usual.get(key)
     }
-    if said.get("init_lora_weights", True) not in KEEPS_THE_BASE:
+    if str(said.get("init_lora_weights", True)).lower() not in KEEPS_THE_BASE:
         unlike["init_lora_weights"] = said["init_lora_weights"]
     if unlike:
         what = in_one_line([f"{key}: {value}"[:LONGEST] for key, value in sorted(unlike.items())])
@@ -345,9 +360,15 @@ def _matrices(
         name = {"down": "first (lora_A, lora_down)", "up": "second (lora_B, lora_up)"}[lacking[0]]
         raise UserError(complaint(file, f"lacks the {name} matrix of {module}", hint=""))
     rank = len(parts["down"])
-    own = float(parts["alpha"]) if "alpha" in parts else None
+    if not rank:
+        raise UserError(complaint(file, f"{module} has rank 0: it is no LoRA", hint=""))
+    own = parts.get("alpha", torch.tensor(float(rank)))
+    if own.numel() != 1 or not own.isfinite():
+        raise UserError(
+            complaint(file, f"{module} has alpha {own.tolist()}, which is no number", hint="")
+        )
     if said is None:
-        alpha = float(rank) if own is None else own
+        alpha = own.item()
     else:
         of_module = lambda pattern, usual: pattern.get(
             get_pattern_key(list(pattern), module), usual
@@ -364,7 +385,8 @@ def _matrices(
                     file, f"{module} has rank {rank}, and its configuration says {wanted}", hint=""
                 )
             )
-        if own not in (None, alpha):
+        # The file's may be rounded
+        if "alpha" in parts and not isclose(own, alpha, rel_tol=0.01):
             raise UserError(
                 complaint(
                     file,
@@ -389,7 +411,6 @@ def check(architecture: Architecture, shapes: Shapes, adapter: Adapter, file: Pa
         raise UserError(
             complaint(file, f"holds no LoRA of {architecture.label}'s transformer", hint="")
         )
-    first = next(iter(adapter.values()))
     for module, one in adapter.items():
         outputs, inputs, *window = shapes[f"{module}.weight"]
         ones = [1] * len(window)
@@ -416,7 +437,7 @@ def check(architecture: Architecture, shapes: Shapes, adapter: Adapter, file: Pa
                     file, f"has a {kind} for some modules only, which PEFT cannot compute", hint=""
                 )
             )
-    if first.magnitude is not None and first.bias is not None:
+    if any(one.magnitude is not None and one.bias is not None for one in adapter.values()):
         raise UserError(
             complaint(
                 file,
@@ -455,20 +476,11 @@ def peft_config(adapter: Adapter) -> LoraConfig:
 def add(transformer: ModelMixin, adapter: Adapter) -> None:
     """Add an adapter to a transformer, in float32; ValueError if PEFT makes other matrices."""
     transformer.add_adapter(peft_config(adapter))
-    ends = {
-        "down": "lora_A.default.weight",
-        "up": "lora_B.default.weight",
-        "bias": "lora_B.default.bias",
-        "magnitude": "lora_magnitude_vector.default.weight",
-    }
-    values = {
-        f"{module}.{end}": value
-        for module, one in adapter.items()
-        for kind, end in ends.items()
-        if (value := getattr(one, kind)) is not None
-    }
+    values = _named(adapter, "")
     made = {
-        name: parameter for name, parameter in transformer.named_parameters() if ".lora_" in name
+        name.replace(".default", "").replace("vector.weight", "vector"): parameter
+        for name, parameter in transformer.named_parameters()
+        if ".lora_" in name
     }
     if unlike := made.keys() ^ values.keys():
         raise ValueError(
@@ -521,7 +533,7 @@ def merge(transformer: ModelMixin, adapter: Adapter) -> None:
     parameters = dict(transformer.named_parameters())
     for module, one in adapter.items():
         weight = parameters[f"{module}.weight"]
-        gain = one.alpha / one.rank * one.up.float().flatten(1) @ one.down.float().flatten(1)
+        gain = one.alpha / one.rank * one.up.flatten(1) @ one.down.flatten(1)
         whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
         fill(weight, whole + gain.view(weight.shape).to(whole))
 
@@ -596,21 +608,13 @@ def in_kohyas_names(
     for module in dict.fromkeys(stacked.get(name, Original(name, (name,))) for name in adapter):
         present = {part: adapter[part].merged() for part in module.parts if part in adapter}
         rank = sum(one.rank for one in present.values())
-        first = next(iter(present.values()))
-        up = torch.zeros(
-            sum(shapes[f"{part}.weight"][0] for part in module.parts),
-            rank,
-            *first.up.shape[2:],
-            dtype=first.up.dtype,
-        )
-        # Each part's up matrix has its own rows and its own ranks
-        top = left = 0
-        for part in module.parts:
-            height = shapes[f"{part}.weight"][0]
-            if part in present:
-                up[top : top + height, left : left + present[part].rank] = present[part].up
-                left += present[part].rank
-            top += height
+        # Each part's up matrix has its own rows and its own ranks; a convolution is one part
+        up = next(iter(present.values())).up
+        if len(module.parts) > 1:
+            rows = {part: torch.zeros(shapes[f"{part}.weight"][0], 0) for part in module.parts}
+            up = torch.block_diag(
+                *(rows | {part: one.up for part, one in present.items()}).values()
+            )
         key = "lora_unet_" + module.name.replace(".", "_")
         renamed |= {
             f"{key}.lora_down.weight": torch.cat([one.down for one in present.values()]),

@@ -20,13 +20,14 @@ from g2rpo_core.architectures.table import read_architecture
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaint, in_one_line, read_json, reading, whole
 from g2rpo_core.foundation.runs import check_one_kind
-from g2rpo_core.hub.pretrained import refuse_integers
+from g2rpo_core.hub.pretrained import OF_ANOTHER, read_header
 from g2rpo_core.weights.adapter import (
     LORA_FILE,
     PEFT_FILE,
     WRAPPERS,
     Shapes,
     fill,
+    fused,
     is_adapter,
     read_adapter,
     stripped,
@@ -35,7 +36,7 @@ from g2rpo_core.weights.adapter import (
 # What others name their files, of which a folder has one
 NAMES = (SAFETENSORS_WEIGHTS_NAME, LORA_FILE, PEFT_FILE)
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
-PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+UNREAD = dict.fromkeys((".bin", ".pt", ".pth", ".ckpt"), "pickled") | {".gguf": "quantized"}
 
 
 def weights_in(run: Path) -> tuple[Path, bool]:
@@ -54,9 +55,7 @@ def weights_in(run: Path) -> tuple[Path, bool]:
             return run / "lora" / LORA_FILE, True
         place = choose(run, [file for file in run.rglob("*") if file.is_file()])
     files = files_in(place)
-    with reading(whole(files[0])), safe_open(files[0], "pt") as opened:
-        lora = is_adapter(opened.keys())
-    return (files[0], True) if lora else (place, False)
+    return (files[0], True) if is_adapter(read_header(files[0])[0]) else (place, False)
 
 
 def choose(folder: Path, files: Sequence[Path], variant: str | None = None) -> Path:
@@ -133,10 +132,10 @@ def _of_one_folder(run: Path, files: Sequence[Path]) -> list[Path]:
         ]
     if homes:
         reason = f"weights in {len(homes)} folders ({', '.join(map(str, homes[:3]))}): name one"
-    elif pickled := [file for file in files if file.suffix in PICKLED]:
+    elif unread := [file for file in files if file.suffix in UNREAD]:
         reason = (
-            f"holds {pickled[0].relative_to(run)}, which is pickled and so not read: "
-            "save it as safetensors"
+            f"holds {unread[0].relative_to(run)}, which is {UNREAD[unread[0].suffix]} and so not "
+            "read: take it as plain safetensors"
         )
     else:
         reason = "no safetensors; it must hold a transformer or a LoRA"
@@ -156,9 +155,13 @@ def files_in(place: Path) -> tuple[Path, ...]:
     if not parts or not all(isinstance(part, str) and Path(part).name == part for part in parts):
         raise UserError(complaint(place, "names no files beside it"))
     if gone := sorted(part for part in parts if not (place.parent / part).exists()):
-        raise UserError(
-            complaint(place.parent / gone[0], f"does not exist, and {place.name} names it")
+        # The index may be of an older save
+        files = {file.name for file in place.parent.glob("*.safetensors")} - parts
+        others = in_one_line(sorted(name for name in files if not SHARD.fullmatch(name)))
+        reason = f"does not exist, and {place.name} names it" + (
+            f": to read {others}, delete the index" if others else ""
         )
+        raise UserError(complaint(place.parent / gone[0], reason))
     return tuple(place.parent / part for part in sorted(parts))
 
 
@@ -228,22 +231,20 @@ def _match(
     architecture: Architecture, config: Config, shapes: Shapes, files: Sequence[Path]
 ) -> dict[str, tuple[Path, Rows]]:
     """Return the file and name of each weight; UserError unless the files hold exactly these."""
-    refuse_integers(files)
     # Names and shapes in the headers
     stored: dict[str, tuple[Path, str, list[int]]] = {}
     for file in files:
-        with reading(whole(file)), safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - not iterable itself
-                known = name if name in shapes else stripped(WRAPPERS.sub("", name))
-                if known in stored:
-                    raise UserError(
-                        complaint(
-                            file,
-                            f"{name} stands in {stored[known][0].name}, too: omit one of them",
-                            hint="",
-                        )
+        for name, (_, shape) in read_header(file, floating="")[0].items():
+            known = name if name in shapes else stripped(WRAPPERS.sub("", name))
+            if known in stored:
+                raise UserError(
+                    complaint(
+                        file,
+                        f"{name} stands in {stored[known][0].name}, too: omit one of them",
+                        hint="",
                     )
-                stored[known] = (file, name, opened.get_slice(name).get_shape())
+                )
+            stored[known] = (file, name, shape)
     for name in architecture.unused:
         stored.pop(name, None)
     # Under diffusers' names, or under the original ones
@@ -256,10 +257,7 @@ def _match(
     if wrong:
         first = min(wrong)
         which = "has the unknown weight" if first in stored else "lacks"
-        reason = (
-            f"{which} {first} ({len(wrong)} such differences): "
-            "its weights belong to another model, or are incomplete"
-        )
+        reason = fused(wrong) or (f"{which} {first} ({len(wrong)} such differences): {OF_ANOTHER}")
         raise UserError(complaint(files[0] if len(files) == 1 else files[0].parent, reason))
     # Each of the model's shape; those that one tensor holds, all of it
     rows_of: dict[str, int] = {}

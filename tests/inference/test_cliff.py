@@ -15,14 +15,6 @@ from tests.fixtures.projects import small_project
 from tests.fixtures.rollouts import redness
 
 
-def noise(images: torch.Tensor, prompts: list[str] | None) -> torch.Tensor:
-    """A reward that knows nothing: random, and seeded by the image's own pixels."""
-    keys = (images.double().sum((1, 2, 3)) * 1e6).long()
-    return torch.stack(
-        [torch.rand((), generator=torch.Generator().manual_seed(int(key))) for key in keys]
-    )
-
-
 @pytest.fixture
 def walked(policy, embeddings, settings):
     """walked(rates) -> the walks."""
@@ -33,8 +25,7 @@ def walked(policy, embeddings, settings):
         method = METHODS["g2rpo"].changed(tree={"sde_steps": (0, 2), "granularities": (1, 3)})
         made = ResolvedRun(method, sampling, changed, "mine", None, "g2rpo")
         both, trained = (embeddings, embeddings), {"redness": redness}
-        heldout = {"noise": noise, "redness": redness}
-        return list(walks(policy, made, rates, updates, both, trained, heldout, 6, 0))
+        return list(walks(policy, made, rates, updates, both, trained, trained, 6, 0))
 
     return run
 
@@ -48,22 +39,13 @@ def test_every_walk_begins_from_the_same_weights_which_are_there_again_at_the_en
     assert [(walk.rate, walk.updates) for walk in found] == [(1e-4, 3), (1e-3, 3)]
 
 
-def test_a_walk_that_ends_in_no_numbers_has_lost_everything(walked):
-    (found,) = walked([1e30], updates=4)
-    assert math.isnan(found.drift) and lost(found) == ["noise", "redness"]
-
-
-def lost(walk: Walk) -> list[str]:
-    return [name for name, change in walk.changes.items() if change.lost]
-
-
 def made(rate: float, mean: float, error: float = 0.01) -> Walk:
     return Walk("mine", rate, 20, 0.1, {"verifier": Change(mean, error)})
 
 
 def test_the_cliff_is_the_smallest_rate_from_which_on_the_judge_is_lost():
     held, fallen = made(1.0, -0.019), made(2.0, -0.021)
-    assert lost(held) == [] and lost(fallen) == ["verifier"]
+    assert not held.changes["verifier"].lost and fallen.changes["verifier"].lost
     assert cliff([held, fallen, made(4.0, -0.5)], "verifier") == 2.0
     # One that falls at a small rate and not at a larger one has no cliff there
     assert cliff([made(1.0, -0.5), made(2.0, 0.0), made(4.0, -0.5)], "verifier") == 4.0

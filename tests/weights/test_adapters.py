@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from diffusers.models.modeling_utils import ModelMixin
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, VeloraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from g2rpo_core.architectures.table import read_architecture
@@ -157,7 +158,8 @@ def test_what_peft_writes_comes_back_through_every_form(bases, twin, tmp_path):
         # In our words for PEFT, which PEFT reads
         tensors, about = in_peft_names(adapter, shapes)
         again = tmp_path / "again"
-        again.mkdir(exist_ok=True)
+        for name in ("again", "lora", "kohya"):
+            (tmp_path / name).mkdir(exist_ok=True)
         save_file(tensors, again / PEFT_FILE)
         (again / "adapter_config.json").write_text(json.dumps(about))
         loaded = PeftModel.from_pretrained(model(base, config), again).base_model.model
@@ -168,12 +170,10 @@ def test_what_peft_writes_comes_back_through_every_form(bases, twin, tmp_path):
         close(read_back(base, config, shapes, again))
         # For diffusers and ComfyUI
         lora_file = tmp_path / "lora" / "any.safetensors"
-        lora_file.parent.mkdir(exist_ok=True)
         save_file(in_diffusers_names(adapter), lora_file)
         close(read_back(base, config, shapes, lora_file.parent))
         # For sd-scripts
         kohya = tmp_path / "kohya" / "any.safetensors"
-        kohya.parent.mkdir(exist_ok=True)
         if lora.use_dora or lora.lora_bias:
             with pytest.raises(UserError, match="have none for DoRA or a bias"):
                 in_kohyas_names(base, config, shapes, adapter)
@@ -227,6 +227,60 @@ def changed(source, target, change, rename=PEFT_FILE):
     return target
 
 
+@pytest.mark.parametrize(
+    "dtype, rank, alpha",
+    [(torch.float8_e4m3fn, 4, 3.0), (torch.float16, 128, 1.0), (torch.bfloat16, 16, 12.0)],
+)
+def test_a_lora_of_any_dtype_is_scaled_in_float32(bases, dtype, rank, alpha, tmp_path):
+    base, config, shapes = bases("flux")
+    outputs, inputs = shapes["transformer_blocks.0.attn.to_q.weight"]
+    key = "lora_unet_double_blocks_0_img_attn_qkv"
+    up = (1e-2 * torch.randn(3 * outputs, rank)).to(dtype)
+    ends = {
+        "lora_down.weight": torch.ones(rank, inputs).to(dtype),
+        "lora_up.weight": up,
+        "alpha": torch.tensor(alpha),
+    }
+    save_file({f"{key}.{end}": value for end, value in ends.items()}, tmp_path / "any")
+    adapter = read_adapter(base, config, shapes, tmp_path / "any")
+    expected = up.double() * alpha / rank
+    kohyas = in_kohyas_names(base, config, shapes, adapter)[f"{key}.lora_up.weight"]
+    close = partial(torch.testing.assert_close, rtol=1e-7, atol=0)
+    close(kohyas.double(), torch.block_diag(*expected.chunk(3)))
+    # In a file, too, whose parts of one tensor are three
+    save_file(in_diffusers_names(adapter), tmp_path / "again")
+    again = load_file(tmp_path / "again")
+    name = "transformer.transformer_blocks.0.attn.to_{}.lora_B.weight"
+    close(torch.cat([again[name.format(part)] for part in "qkv"]).double(), expected)
+
+
+@pytest.mark.parametrize("how", [{"init_lora_weights": "MiCA"}, {"velora_config": VeloraConfig()}])
+def test_a_kind_of_peft_that_differs_in_training_alone_is_a_lora(bases, how, tmp_path):
+    base, config, shapes = bases("flux")
+    lora = LoraConfig(r=2, lora_alpha=3, target_modules=["to_q", "proj_mlp"], **how)
+    expected = written_by_peft(base, config, lora, tmp_path / "peft")
+    torch.testing.assert_close(read_back(base, config, shapes, tmp_path / "peft"), expected)
+
+
+def test_dora_in_onetrainers_names_is_read(bases, tmp_path):
+    base, config, shapes = bases("flux")
+    outputs, inputs = shapes["transformer_blocks.0.attn.to_q.weight"]
+    down, up, norms = torch.randn(2, inputs), torch.randn(outputs, 2), torch.rand(outputs) + 1
+    ends = {
+        "lora_down.weight": down,
+        "lora_up.weight": up,
+        "dora_scale": norms[:, None],
+        "alpha": torch.tensor(3.0),
+    }
+    file = tmp_path / "any.safetensors"
+    module = "transformer_blocks_0_attn_to_q"
+    save_file({f"lora_transformer_{module}.{end}": value for end, value in ends.items()}, file)
+    (one,) = read_adapter(base, config, shapes, file).values()
+    assert one.alpha == 3.0 and all(
+        map(torch.equal, (one.down, one.up, one.magnitude), (down, up, norms))
+    )
+
+
 @pytest.mark.parametrize("how", WRAPPED)
 def test_the_names_that_trainers_leave_are_undone(bases, peft_lora, how, tmp_path):
     folder, expected = peft_lora("flux")
@@ -251,30 +305,34 @@ def test_every_tensor_is_used_or_named(bases, peft_lora, tmp_path):
     module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
     with refused(f"lacks the first .* matrix of {re.escape(module)}"):
         read_back(*bases("flux"), less)
-    codes = changed(
-        folder, tmp_path / "codes", lambda tensors: tensors | {name: tensors[name].char()}
-    )
-    with refused(f"{PEFT_FILE}: {re.escape(name)} is int8, and weights are floating"):
-        read_back(*bases("flux"), codes)
     deeper = re.sub(
         r"\d+", "77", next(name for name in sorted(tensors) if re.search(r"\.\d+\.", name)), count=1
     )
-    more = {
-        deeper: "have no place in this",
-        "text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight": (
-            "1 of its .* tensors are for a text encoder"
-        ),
-        name.replace(".lora_A.weight", ".lokr_w1"): "is a LoKr of LyCORIS, and 1 of its",
-        # modules_to_save, or a whole model's state
-        name.replace(".lora_A.weight", ".weight"): "have no place",
-    }
-    for number, (name, message) in enumerate(more.items()):
-        added = changed(
-            folder,
-            tmp_path / f"more{number}",
-            lambda tensors, name=name: tensors | {name: torch.ones(2, 2)},
+    end, ones = ".lora_A.weight", torch.ones(2, 2)
+    for number, (key, value, message) in enumerate(
+        (
+            (deeper, ones, f"have no place in this.*{re.escape(deeper)}"),
+            (
+                f"text_encoder.text_model.encoder.layers.0.self_attn.q_proj{end}",
+                ones,
+                r"1 of its .* tensors are for a text encoder \(text_encoder.text_model",
+            ),
+            (name.replace(end, ".lokr_w1"), ones, "is a LoKr of LyCORIS, and 1 of its.*lokr_w1"),
+            # modules_to_save, or a whole model's state
+            (name.replace(end, ".weight"), ones, "have no place"),
+            (name, tensors[name].char(), f"{re.escape(name)} is int8, and weights are floating"),
+            (name, tensors[name][:0], f"{re.escape(module)} has rank 0"),
+            (
+                name.replace(end, ".alpha"),
+                ones,
+                r" has alpha \[\[1.0, 1.0\], \[1.0, 1.0\]\], which",
+            ),
         )
-        with refused(f"{message}.*{re.escape(name)}"):
+    ):
+        added = changed(
+            folder, tmp_path / f"more{number}", lambda tensors, more={key: value}: tensors | more
+        )
+        with refused(message):
             read_back(*bases("flux"), added)
 
 
@@ -375,10 +433,8 @@ def test_kohyas_names_are_those_that_diffusers_converts(bases, twin, tmp_path):
     assert {name.removesuffix(".lora_A.weight") for name in weights if "lora_A" in name} == {
         f"transformer.{name}" for name in inside
     }
-    read = read_adapter(base, config, shapes, tmp_path / "any.safetensors")
     for module, one in inside.items():
         x = torch.randn(one.down.shape[1])
         expected = one.merged().up @ (one.down @ x)
-        theirs = (weights[f"transformer.{module}.lora_{side}.weight"] for side in "BA")
-        for up, down in (theirs, (read[module].up, read[module].down)):
-            torch.testing.assert_close(up @ (down @ x), expected, rtol=1e-4, atol=1e-3)
+        up, down = (weights[f"transformer.{module}.lora_{side}.weight"] for side in "BA")
+        torch.testing.assert_close(up @ (down @ x), expected, rtol=1e-4, atol=1e-3)
