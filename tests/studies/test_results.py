@@ -6,7 +6,6 @@ import pytest
 from ruamel.yaml import YAML
 from scipy import stats
 
-from studies.words_equal.equal_reward import at_equal_reward
 from tests.conftest import ROOT
 
 NAMED = {
@@ -17,7 +16,7 @@ NAMED = {
 DECIDED = [
     name
     for name, named in NAMED.items()
-    if (named or name == "words_equal") and (ROOT / "studies" / name / "results.parquet").exists()
+    if named and (ROOT / "studies" / name / "results.parquet").exists()
 ]
 
 
@@ -32,19 +31,14 @@ def test_the_primary_row_of_a_readme_follows_from_its_table(study):
     """The primary comparison with p and the exact p; without one the first, in a joint interval."""
     table, named = pd.read_parquet(ROOT / "studies" / study / "results.parquet"), NAMED[study]
     primary = next((one for one in named if one.get("role") == "primary"), None)
-    confidence = 0.95 if primary or not named else 1 - 0.05 / len(named)
-    if study == "words_equal":
-        curves = table[table.part == "training"]
-        judged = ("ocr", "heldout_ocr", "heldout_verifier")
-        apart = at_equal_reward(curves, "ocr_kl", *judged).difference
-    else:
-        one = primary or named[0]
-        reward = one.get("reward", "training")
-        apart = gains(table, one["method"], reward) - gains(table, one["against"], reward)
+    confidence = 0.95 if primary else 1 - 0.05 / len(named)
+    one = primary or named[0]
+    reward = one.get("reward", "training")
+    apart = gains(table, one["method"], reward) - gains(table, one["against"], reward)
     t = stats.ttest_1samp(apart, 0)
     low, high = t.confidence_interval(confidence)
     cells = [f"{apart.mean():+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")]
-    if primary or study == "words_equal":
+    if primary:
         signs = {"permutation_type": "samples", "n_resamples": 2 ** len(apart)}
         exact = stats.permutation_test((apart.to_numpy(),), np.mean, **signs)
         cells += [f"{t.pvalue:.2g}", f"{exact.pvalue:.2g}"]
