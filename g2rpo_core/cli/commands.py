@@ -107,7 +107,7 @@ def doctor(
     """Show versions, devices, disk, which tokens are set, and what each profile lacks.
 
     With --profile and published weights also check this machine against it: GPUs and their memory,
-    an all-reduce, access to every repository, disks, host memory. Exit status 1 if a check is red.
+    access to every repository, disks, host memory. Exit status 1 if a check is red.
 
     Example: g2rpo doctor --profile flux_hps
     """

@@ -4,7 +4,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError
@@ -46,7 +45,6 @@ GIB = 2**30
 COMPLETE = "nothing is missing"
 CONNECTS_WITHIN = 120  # seconds
 OF_A_PROCESS = 8.0  # GiB of host memory, beside its part of a checkpoint
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 Check = tuple[bool, str]  # whether it is good, and what it found
 
 
@@ -150,30 +148,12 @@ def checks(name: str, profile: Profile) -> Iterator[Check]:
         if found
         else f"GPUs: torch finds none here: {why_none()}; else go to a node with GPUs",
     )
-    yield _network(gpus if found else max(2, gpus))
     yield from _hub(profile)
     yield from _disk(plan)
     total = psutil.virtual_memory().total / GIB
     # The disk has two checkpoints, the host's memory one
     needed = gpus * OF_A_PROCESS + plan.disk_gib["checkpoints"] / 2
     yield total >= needed, f"host memory: {total:.0f} GiB, needs about {needed:.0f}"
-
-
-def _network(processes: int) -> Check:
-    """Sum over processes, as training does."""
-    if processes == 1:
-        return True, "all-reduce: one process needs none"
-    command = [*TORCHRUN, str(processes), "-m", "g2rpo_core.cli.bandwidth"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CONNECTS_WITHIN)
-    except subprocess.TimeoutExpired:
-        return False, f"all-reduce: not done in {CONNECTS_WITHIN} s; NCCL_DEBUG=INFO says where"
-    said = (done.stdout.strip().splitlines() or [""])[-1]
-    if done.returncode == 0 and "WRONG" not in said:
-        return True, f"all-reduce: {said}"
-    errors = [line.strip() for line in done.stderr.splitlines() if "Error" in line]
-    why = said or (errors or [f"status {done.returncode}"])[-1]
-    return False, f"all-reduce: {why[:200]}; NCCL_DEBUG=INFO says more"
 
 
 def _hub(profile: Profile) -> Iterator[Check]:

@@ -2,23 +2,16 @@
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from g2rpo_core.foundation.errors import attempt
-from g2rpo_core.foundation.manifest import read_sealed, sha256, write_sealed
+from g2rpo_core.foundation.manifest import sha256
 from g2rpo_core.foundation.settings import Settings
 from g2rpo_core.hub.made import files_of
 from g2rpo_core.numerics.portable import in_use
-
-# Of large files: path -> what `_stamp` says of it, and its hash
-HASHES = Path(".cache", "hashes.json")
-LARGE = 2**24  # bytes; smaller files are read at every start
-SETTLED = 2.0  # seconds without a change until a time of change tells one edit from the next
 
 
 def identity_of(settings: Mapping[str, object], dependencies: Iterable[Path]) -> dict[str, str]:
@@ -40,39 +33,11 @@ def identity_of(settings: Mapping[str, object], dependencies: Iterable[Path]) ->
     # Without the folders above them, so that a checkout that is mounted elsewhere resumes
     place = lambda path, file: Path(*path.parts[-2:]) / file.relative_to(path)
     files = [(place(path, file), file) for path in dependencies for file in files_of(path)]
-    hashes = _hashes([file for _, file in files])
-    contents = {f"content of {named}": hashes[file] for named, file in files}
-    return {**values, **contents, "torch": torch.__version__, "numerics": in_use()}
-
-
-def _hashes(files: Iterable[Path]) -> dict[Path, str]:
-    """Return the SHA-256 of each file.
-
-    A large one is not read again while its inode, size and times of change stay the same.
-    """
-    # None yet, or damaged: everything is read
-    known = attempt(lambda: read_sealed(HASHES))[0] or {}
-    large = {file: _stamp(file) for file in files if file.stat().st_size > LARGE}
-    unread = [
-        file for file in files if file not in large or known.get(str(file), [])[:-1] != large[file]
-    ]
+    # By their bytes at every start: a size and a time of change stay where a cache is damaged
     with ThreadPoolExecutor() as pool:
-        found = dict(zip(unread, pool.map(sha256, unread)))
-    # Remember those that nobody was writing
-    settled = lambda file: (
-        _stamp(file) == large[file] and time.time() - max(large[file][2:]) / 1e9 > SETTLED
-    )
-    if new := {
-        str(file): [*large[file], found[file]] for file in unread if file in large and settled(file)
-    }:
-        there = {name: about for name, about in known.items() if Path(name).exists()}
-        write_sealed(HASHES, there | new)
-    return found | {file: known[str(file)][-1] for file in large if file not in found}
-
-
-def _stamp(file: Path) -> list[int]:
-    about = file.stat()
-    return [about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns]
+        hashes = pool.map(sha256, [file for _, file in files])
+    contents = {f"content of {named}": found for (named, _), found in zip(files, hashes)}
+    return {**values, **contents, "torch": torch.__version__, "numerics": in_use()}
 
 
 def digest(identity: Mapping[str, str]) -> str:

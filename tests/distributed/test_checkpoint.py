@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from g2rpo_core.distributed import checkpoint, identity
+from g2rpo_core.distributed import checkpoint
 from g2rpo_core.distributed.launcher import join_processes
 from g2rpo_core.distributed.process_group import ALONE, ProcessGroup, join, num_processes
-from g2rpo_core.foundation.manifest import sha256
 from tests.conftest import ROOT
 from tests.fixtures.commands import run_module
 from tests.fixtures.errors import refused
@@ -243,42 +242,6 @@ def test_nodes_without_a_shared_disk_are_told_so_at_the_start(tmp_path, shared):
             assert "the project's folder must be on a disk that all nodes share" in err
 
 
-def test_large_inputs_are_read_again_only_after_a_change(here, monkeypatch):
-    monkeypatch.setattr(identity, "SETTLED", 0.0)
-    read = []
-    monkeypatch.setattr(identity, "sha256", lambda path: read.append(path.name) or sha256(path))
-    folder = here / "embeddings"
-    folder.mkdir()
-    for name in ("one", "two"):
-        (folder / name).write_bytes(bytes(identity.LARGE + 1))
-    (folder / "small").write_bytes(b"1")
-    first = checkpoint.scratch("train", "run", {}, [folder])
-    assert sorted(read) == ["one", "small", "two"]
-    assert checkpoint.scratch("train", "another", {}, [folder]).name == first.name and read[3:] == [
-        "small"
-    ]
-    # One byte, and the times as before: only the system's own time of the change is another
-    before = (folder / "two").stat()
-    with (folder / "two").open("r+b") as file:
-        file.write(b"1")
-    os.utime(folder / "two", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert checkpoint.scratch("train", "run", {}, [folder]) != first and sorted(read[4:]) == [
-        "small",
-        "two",
-    ]
-    # A file that is not what it was under the same name
-    (folder / "one").write_bytes(b"1" + bytes(identity.LARGE))
-    (folder / "two").write_bytes(bytes(identity.LARGE + 1))
-    (folder / "one").rename(folder / "three")
-    (folder / "two").rename(folder / "one")
-    assert checkpoint.scratch("train", "run", {}, [folder]) != first
-    # What another machine computes with an empty memory is the same
-    identity.HASHES.write_text("damaged")
-    (folder / "three").write_bytes(bytes(identity.LARGE + 1))
-    (folder / "three").rename(folder / "two")
-    assert checkpoint.scratch("train", "run", {}, [folder]) == first
-
-
 HOLDER = """
 import sys, time
 from g2rpo_core.distributed import checkpoint
@@ -367,12 +330,6 @@ def test_a_checkout_that_is_mounted_elsewhere_resumes(here):
     elsewhere = here / "mounted" / "models" / "tiny"
     shutil.copytree(file.parent, elsewhere)
     assert checkpoint.scratch("train", "run", {}, [elsewhere / file.name, elsewhere]) == first
-
-
-def test_a_file_that_may_still_be_written_is_not_remembered(here):
-    (here / "part").write_bytes(bytes(identity.LARGE + 1))
-    checkpoint.scratch("train", "run", {}, [here / "part"])
-    assert not identity.HASHES.exists()
 
 
 @pytest.mark.parametrize("there", [True, False])
