@@ -1,7 +1,6 @@
 """The commands that ask nothing of the pipeline but its models, as a user runs them."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ from g2rpo_core.config import load_profile
 from tests.conftest import ROOT
 from tests.fixtures.commands import refusal, run_here, run_module
 from tests.fixtures.projects import link_made
-from tests.fixtures.waiting import HUNG
 from tests.fixtures.weights import randomize
 
 COMMANDS = (
@@ -95,21 +93,6 @@ def test_pictures_depend_on_prompt_seed_and_weights_and_say_what_made_them(proje
     table = pd.read_csv(project / "out" / "prompts.csv")
     assert table.file.tolist() == names == sorted(one.name for one in project.glob("out/*.png"))
     assert set(table.prompt) == {"a small red circle"} and table.seed.tolist() == [1, 3] * 3
-
-
-def test_two_that_draw_into_one_folder_lose_no_picture_and_no_row(project):
-    words = ["--seeds", "1-3", "--steps", "3", "--out", "both"]
-    asked = ["a large red circle", "a small blue square"]
-    command = [sys.executable, "-m", "g2rpo_core.cli", "generate"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    both = [
-        subprocess.Popen([*command, prompt, *words], cwd=project, env=environment)
-        for prompt in asked
-    ]
-    assert [one.wait(timeout=HUNG) for one in both] == [0, 0]
-    rows = pd.read_csv(project / "both" / "prompts.csv")
-    assert sorted(rows.file) == sorted(path.name for path in project.glob("both/*.png"))
-    assert sorted(rows.prompt) == sorted(asked * 3)
 
 
 A_CIRCLE = ["generate", "a circle"]

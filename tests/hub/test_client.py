@@ -7,7 +7,6 @@ fails here, look at `g2rpo_core/hub/download.py`: at `published_hashes` for the 
 
 import itertools
 import json
-import shutil
 from pathlib import Path
 
 import huggingface_hub
@@ -17,7 +16,6 @@ from huggingface_hub import constants
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.hub.download import download
 from g2rpo_core.hub.settings import HubFiles
-from tests.fixtures.errors import refused
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 CONTENT = {"config.json": b'{"layers": 2}', "vae/model.safetensors": bytes(range(256)) * 500}
@@ -80,17 +78,3 @@ def test_a_file_is_what_the_hub_publishes_in_any_layout(files, monkeypatch, layo
         damage(cached(file), ending)
         delete_what_is_named(files)
         assert files() == whole and cached(file).read_bytes() == content
-
-
-def test_an_offline_cache_without_lists_is_used_with_a_warning(files, monkeypatch, capsys):
-    """Such as another program fills: only the profile's hashes say what is published."""
-    sha256 = {name: file["sha256"] for name, file in files().items()}
-    shutil.rmtree(next(Path(constants.HF_HUB_CACHE).glob("*/trees")))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    files(sha256={"config.json": sha256["config.json"]})
-    assert "says whether vae/model.safetensors are as published" in capsys.readouterr().err
-    files(sha256=sha256)
-    assert "warning" not in capsys.readouterr().err
-    damage(cached("config.json"))
-    with refused("config.json is damaged or not the published file .*, or correct sha256"):
-        files(sha256=sha256)

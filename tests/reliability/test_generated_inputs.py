@@ -6,7 +6,6 @@ repair nothing silently. A small draw runs at every commit, the long one (`slow`
 
 import json
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import reduce
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from g2rpo_core.config import Profile, load_profile
-from g2rpo_core.data.embeddings import Conditioning, EmbeddingStore, write
+from g2rpo_core.data.embeddings import Conditioning
 from g2rpo_core.data.prompts import Prompt, normalized, read_prompts
 from g2rpo_core.foundation.errors import UserError
 from g2rpo_core.foundation.files import complaints
@@ -152,19 +151,3 @@ def encoded(prompts: list[Prompt]) -> Iterator[tuple[Prompt, Conditioning]]:
     for number, prompt in enumerate(prompts):
         context = torch.full((2, 3), float(number))
         yield prompt, Conditioning({"context": context, "pooled": torch.full((4,), float(number))})
-
-
-def test_damaged_embeddings(drawn, tmp_path):
-    whole, store = tmp_path / "whole", tmp_path / "store"
-    write(whole, [Prompt(f"p-{n}", f"a cat {n}", "") for n in range(9)], encoded, "float32", 5)
-
-    def check(how: tuple[str, int], part: str) -> None:
-        shutil.rmtree(store, ignore_errors=True)
-        shutil.copytree(whole, store)
-        damage(whole / part, store / part, how)
-        opened = read_or_none(lambda: EmbeddingStore(store))
-        if found := opened and read_or_none(lambda: opened.conditioning(range(len(opened)))):
-            context = found.tensors["context"]
-            assert context.isfinite().all() and context.shape[1:] == (2, 3)
-
-    drawn(check, damages, st.sampled_from(["part-00000.parquet", "part-00001.parquet"]))

@@ -237,25 +237,6 @@ def with_torch(tmp_path_factory) -> Checkout:
     return checkout
 
 
-def test_another_build_is_another_environment_and_is_kept_until_the_next_choice(with_torch):
-    assert with_torch.make("env", PYTHON, "TORCH=cu126")[0] == 0
-    chosen = with_torch.link.resolve()
-    assert with_torch.installed("torch") == "0.1+cu126"
-    status, out, error = with_torch.make(
-        "env", "-s"
-    )  # neither the build nor the Python is named again
-    assert (status, out, error) == (0, "", []) and with_torch.link.resolve() == chosen
-    assert with_torch.make("has-env", "TORCH=cpu")[2] == [
-        "warning: .venv is older than the pinned packages; bring it up to date with: make env"
-    ]
-    assert with_torch.make("env", "TORCH=cpu")[0] == 0
-    assert with_torch.installed("torch") == "0.1+cpu" and with_torch.link.resolve() != chosen
-    assert (
-        "a new environment" not in with_torch.make("env", "TORCH=cu126")[1]
-        and with_torch.link.resolve() == chosen
-    )
-
-
 def test_a_build_that_does_not_exist_is_refused_and_not_replaced_by_another(with_torch):
     before = with_torch.link.resolve()
     status, _, error = with_torch.make("env", PYTHON, "TORCH=cu999")
