@@ -32,11 +32,13 @@ def identity_of(settings: Mapping[str, object], dependencies: Iterable[Path]) ->
         }
     # Without the folders above them, so that a checkout that is mounted elsewhere resumes
     place = lambda path, file: Path(*path.parts[-2:]) / file.relative_to(path)
-    files = [(place(path, file), file) for path in dependencies for file in files_of(path)]
+    files = {place(path, file): file for path in dependencies for file in files_of(path)}
     # By their bytes at every start: a size and a time of change stay where a cache is damaged
     with ThreadPoolExecutor() as pool:
-        hashes = pool.map(sha256, [file for _, file in files])
-    contents = {f"content of {named}": found for (named, _), found in zip(files, hashes)}
+        contents = {
+            f"content of {named}": hashed
+            for named, hashed in zip(files, pool.map(sha256, files.values()))
+        }
     return {**values, **contents, "torch": torch.__version__, "numerics": in_use()}
 
 
