@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -31,15 +32,26 @@ def identity_of(settings: Mapping[str, object], dependencies: Iterable[Path]) ->
             for key, field in (fields or {section: value}).items()
         }
     # Without the folders above them, so that a checkout that is mounted elsewhere resumes
-    place = lambda path, file: Path(*path.parts[-2:]) / file.relative_to(path)
-    files = {place(path, file): file for path in dependencies for file in files_of(path)}
-    # By their bytes at every start: a size and a time of change stay where a cache is damaged
+    files = {
+        Path(*path.parts[-2:]) / file.relative_to(path): file
+        for path in dependencies
+        for file in files_of(path)
+    }
     with ThreadPoolExecutor() as pool:
         contents = {
             f"content of {named}": hashed
-            for named, hashed in zip(files, pool.map(sha256, files.values()))
+            for named, hashed in zip(
+                files, pool.map(lambda file: _hash(file, file.stat().st_ctime_ns), files.values())
+            )
         }
     return {**values, **contents, "torch": torch.__version__, "numerics": in_use()}
+
+
+@cache
+def _hash(file: Path, changed: int) -> str:
+    """Return a file's SHA-256, read once in a process; changed: its system's time of that."""
+    # Kept in no file: size and times are what a damaged cache keeps, too
+    return sha256(file)
 
 
 def digest(identity: Mapping[str, str]) -> str:

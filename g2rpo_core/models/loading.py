@@ -368,8 +368,11 @@ def _call_compiled(compiled: Callable[..., object], *arguments: object, **named:
 def _own(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor that is no view: the compiler tells those apart."""
     # The first block gets a view of an embedding, later ones parts of what a block returned
-    plain = tensor._base is None and tensor.is_contiguous()
-    return tensor if plain else tensor.clone(memory_format=torch.contiguous_format)
+    return (
+        tensor
+        if tensor._base is None and tensor.is_contiguous()
+        else tensor.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def apply_fsdp(

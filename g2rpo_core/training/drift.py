@@ -90,14 +90,11 @@ def _warnings(
         iterations
         and (error := iterations[-1].get("old_policy_ratio_error", 0.0)) > training.clip_range
     ):
-        other = (
-            "batches of different sizes round differently; "
-            "the closest are sampling.batch_tokens and training.batch_tokens of one value, "
-            "and only 1 for both makes them equal"
-        )
         text = (
-            f"|ratio - 1| was {error:.2g} before the first update, "
-            f"over clip_range {training.clip_range:g}: {other}"
+            f"|ratio - 1| was {error:.2g} before the first update, over clip_range "
+            f"{training.clip_range:g}: batches of different sizes round differently; the closest "
+            "are sampling.batch_tokens and training.batch_tokens of one value, and only 1 for both "
+            "makes them equal"
         )
         yield "ratio", text
     # Spread: none in the last iterations (in all, of a short run); then the last against the first
