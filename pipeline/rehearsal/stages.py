@@ -121,6 +121,7 @@ def replaced(lora: LoraConfig | None) -> Iterator[AbstractContextManager]:
         "g2rpo_core.training.trainer.Movement": lambda _: MagicMock(sums=lambda: [0.0] * 3),
         "g2rpo_core.rewards.registry.build": partial(build_reward, build),
         "open_clip.factory.load_checkpoint": lambda *_, **__: {},
+        "g2rpo_core.rewards.similarity.read_weights": lambda _: {},
         ADAM: partial(on_shards, resolve_name(ADAM)),
         "safetensors.torch.save_file": lambda _, path, **__: Path(path).touch(),
         # it draws until the values are within bounds
